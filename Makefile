@@ -1,0 +1,36 @@
+# Everything on a fresh machine: `make demo` or `make test`. Both install into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# CPU development pins the torch release; the published requirement is a range.
+TORCH ?= torch==2.13.0
+
+.PHONY: install demo test lint bench campaign clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/surefoot demo
+
+lint: install
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not campaign" tests
+
+campaign: install
+	$(BIN)/python -m pytest -m campaign tests
+
+bench: install
+	$(BIN)/surefoot bench
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,121 @@
+"""Every key that a run writes, and the parsers of those keys.
+
+A key is a relative POSIX path inside the run's prefix. No other module builds or splits a key, so that what is
+written and what is looked for cannot drift apart.
+
+    run.json                            run id, format version
+    generations/g0007.json              lineage
+    plans/<hash>.json                   which shard of which tensor is whose
+    steps/00001200-g0007/               step, generation
+      rank-00003-a3f2.safetensors       rank, attempt
+      rank-00003-a3f2.ok.json           that shard's acknowledgement
+    commits/00001200-g0007.json         manifest
+    events/<node>-<start>-NNNN.jsonl    the ledger's input
+    quarantine/<key with / as ~>.json   a copy that must not be used again, and why
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RUN_KEY = "run.json"
+GENERATIONS = "generations/"
+PLANS = "plans/"
+STEPS = "steps/"
+COMMITS = "commits/"
+EVENTS = "events/"
+QUARANTINE = "quarantine/"
+
+_GENERATION = re.compile(r"^generations/g(\d{4,})\.json$")
+_COMMIT = re.compile(r"^commits/(\d{8,})-g(\d{4,})\.json$")
+_SHARD = re.compile(r"^steps/(\d{8,})-g(\d{4,})/rank-(\d{5,})-([0-9a-f]{4,16})\.safetensors$")
+_ACK = re.compile(r"^steps/(\d{8,})-g(\d{4,})/rank-(\d{5,})-([0-9a-f]{4,16})\.ok\.json$")
+_PLAN = re.compile(r"^plans/([0-9a-f]{32})\.json$")
+_SAFE_KEY = re.compile(r"^[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*$")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class StepId:
+    """A step of one generation: the identity of an image set, a checkpoint and a commit. Orders by step first."""
+
+    step: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.step:08d}-g{self.generation:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardId:
+    """One attempt to write one rank's image of one step."""
+
+    at: StepId
+    rank: int
+    attempt: str
+
+
+def generation_key(generation: int) -> str:
+    return f"{GENERATIONS}g{generation:04d}.json"
+
+
+def plan_key(plan_hash: str) -> str:
+    return f"{PLANS}{plan_hash}.json"
+
+
+def step_prefix(at: StepId) -> str:
+    return f"{STEPS}{at}/"
+
+
+def shard_key(shard: ShardId) -> str:
+    return f"{step_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.safetensors"
+
+
+def ack_key(shard: ShardId) -> str:
+    return f"{step_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.ok.json"
+
+
+def commit_key(at: StepId) -> str:
+    return f"{COMMITS}{at}.json"
+
+
+def events_key(node: str, start_s: int, part: int) -> str:
+    return f"{EVENTS}{node}-{start_s}-{part:04d}.jsonl"
+
+
+def quarantine_key(key: str) -> str:
+    return f"{QUARANTINE}{key.replace('/', '~')}.json"
+
+
+def parse_generation(key: str) -> int | None:
+    match = _GENERATION.match(key)
+    return int(match[1]) if match else None
+
+
+def parse_commit(key: str) -> StepId | None:
+    match = _COMMIT.match(key)
+    return StepId(int(match[1]), int(match[2])) if match else None
+
+
+def parse_shard(key: str) -> ShardId | None:
+    match = _SHARD.match(key)
+    return _shard_id(match) if match else None
+
+
+def parse_ack(key: str) -> ShardId | None:
+    match = _ACK.match(key)
+    return _shard_id(match) if match else None
+
+
+def parse_plan(key: str) -> str | None:
+    match = _PLAN.match(key)
+    return match[1] if match else None
+
+
+def is_safe_key(key: str) -> bool:
+    """True for a key that cannot leave its prefix: no empty, ``.`` or ``..`` component, no odd character."""
+    return bool(_SAFE_KEY.match(key)) and not any(part in (".", "..") for part in key.split("/"))
+
+
+def _shard_id(match: re.Match[str]) -> ShardId:
+    return ShardId(StepId(int(match[1]), int(match[2])), int(match[3]), match[4])

@@ -1,0 +1,37 @@
+"""Exit codes and the one exit that is no error: eviction."""
+
+from __future__ import annotations
+
+FINISHED = 0
+SUPERSEDED = 73
+"""A newer launch of the same run took over. Do not restart this one."""
+EVICTED_UNSAVED = 74
+"""Evicted, and the newest finished step could not be made safe in time. Start the run again."""
+EVICTED = 75
+"""Evicted, and the newest finished step is safe. Start the run again."""
+
+
+class Evicted(SystemExit):  # noqa: N818 - it is an exit, not an error
+    """Raised by the step iterator when an eviction ended the run before its last step.
+
+    A ``SystemExit`` with the reserved code 75, so that nothing after the loop runs as if training had ended.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(EVICTED)
+        self.step = step
+        """Number of optimizer steps finished when the run stopped."""
+
+    def __str__(self) -> str:
+        return f"evicted after step {self.step}; start the run again to go on from there"
+
+
+class Superseded(SystemExit):  # noqa: N818
+    """Raised by the step iterator when a newer launch of the same run took over."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(SUPERSEDED)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
