@@ -1,0 +1,145 @@
+"""The board: one small shared file a node, with the words that processes read without asking anybody.
+
+Page 0 belongs to the agent, page r + 1 to local rank r. Every word is an aligned, native 64-bit integer with exactly
+one writer (named below), so a read is never torn and no lock is needed. The board outlives the processes: what it
+says at the death of one of them is what that process was doing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from enum import IntEnum
+from pathlib import Path
+
+from surefoot.errors import AgentError
+
+PAGE_BYTES = 4096
+_WORDS = PAGE_BYTES // 8
+_MAGIC = int.from_bytes(b"SFBOARD1", "little")
+
+
+class Phase(IntEnum):
+    """What a process is doing, for whoever watches it."""
+
+    NONE = 0
+    STARTING = 1
+    RESTORING = 2
+    TRAINING = 3
+    FILLING = 4
+    SEALED = 5
+    LEAVING = 6
+    IDLE = 7
+    FLUSHING = 8
+    COMMITTING = 9
+
+
+class NodeWord(IntEnum):
+    """Words of page 0; the agent writes them."""
+
+    MAGIC = 0
+    NUM_RANKS = 1
+    GENERATION = 2
+    NOTICE = 3
+    """1 once an eviction was announced; never goes back."""
+    DEADLINE_NS = 4
+    """CLOCK_BOOTTIME at which the node may vanish."""
+    DURABLE_WANTED = 5
+    """Serial number of the newest durable save that is due."""
+    PHASE = 6
+    COMMITTED = 7
+    """Newest committed step + 1; 0 if none."""
+    COMMITTED_NS = 8
+    """CLOCK_BOOTTIME at which that step was staged."""
+    SUPERSEDED = 9
+    """1 once a newer launch owns the run."""
+    AGENT_PID = 10
+
+
+class RankWord(IntEnum):
+    """Words of a rank's page; the trainer writes them, except STOP and HOLD, which the agent writes."""
+
+    INCARNATION = 0
+    STOP = 1
+    """Incarnation that must end now, by its watcher thread. Names one, or a stale word would kill every restart."""
+    HOLD = 2
+    """Incarnation that must not pass its next fence."""
+    SEALED = 3
+    """Newest step sealed by this incarnation + 1. Monotone within an incarnation."""
+    FINISHED = 4
+    """Optimizer steps finished + 1."""
+    PHASE = 5
+    PID = 6
+    SEALED_GENERATION = 7
+
+
+class Board:
+    """A mapped board. Cheap to read; indexes are words, not bytes."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path = path
+        self._words = memoryview(mapping).cast("Q")
+
+    @classmethod
+    def create(cls, path: Path, num_ranks: int) -> Board:
+        """Make a board for `num_ranks` local ranks, or take over the one that lies there if it is big enough."""
+        if path.exists():
+            board = cls.open(path)
+            if board.num_ranks >= num_ranks:
+                return board
+            path.unlink()
+        size_bytes = (num_ranks + 1) * PAGE_BYTES
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            board = cls(path, mmap.mmap(fd, size_bytes))
+        finally:
+            os.close(fd)
+        board.set_node(NodeWord.NUM_RANKS, num_ranks)
+        board.set_node(NodeWord.MAGIC, _MAGIC)
+        return board
+
+    @classmethod
+    def open(cls, path: Path) -> Board:
+        """Map an existing board.
+
+        Raises:
+            AgentError: it is not this user's, or not a board.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            info = os.fstat(fd)
+            if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode) or info.st_size < 2 * PAGE_BYTES:
+                raise AgentError(f"{path} is not a board of this user")
+            board = cls(path, mmap.mmap(fd, info.st_size))
+        finally:
+            os.close(fd)
+        if board.node(NodeWord.MAGIC) != _MAGIC or (board.num_ranks + 1) * PAGE_BYTES > info.st_size:
+            raise AgentError(f"{path} is not a board")
+        return board
+
+    @property
+    def num_ranks(self) -> int:
+        return self.node(NodeWord.NUM_RANKS)
+
+    def node(self, word: NodeWord) -> int:
+        return self._words[word]
+
+    def set_node(self, word: NodeWord, value: int) -> None:
+        self._words[word] = value
+
+    def rank(self, local_rank: int, word: RankWord) -> int:
+        return self._words[(local_rank + 1) * _WORDS + word]
+
+    def set_rank(self, local_rank: int, word: RankWord, value: int) -> None:
+        self._words[(local_rank + 1) * _WORDS + word] = value
+
+    def sealed_on_all(self, generation: int, local_world_size: int) -> int:
+        """Newest step known to be sealed in this generation on every local rank, or -1."""
+        newest = []
+        for rank in range(local_world_size):
+            if self.rank(rank, RankWord.SEALED_GENERATION) != generation:
+                return -1
+            newest.append(self.rank(rank, RankWord.SEALED) - 1)
+        return min(newest)

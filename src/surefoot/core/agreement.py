@@ -1,0 +1,81 @@
+"""Agreement of trainers: one small vector, all-reduced with MAX at each boundary and read at the next.
+
+All ranks read the result of the same boundary's vector, so all stop, save, skip and re-plan at one step. The result
+is waited for, never polled: a rank that went on without it would act on another step than its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """What one rank brings, or what all ranks together agreed on."""
+
+    notice: bool = False
+    """An eviction was announced: stop at the next boundary."""
+    replan: bool = False
+    """The structure drifted: plan again at the next boundary."""
+    leaving: bool = False
+    """A rank ends its loop: nobody waits for it any more."""
+    durable: bool = False
+    """A durable save is due: make the next boundary's image one."""
+    free_slots: int = 0
+    """Fewest slots that any rank could fill now (MIN, sent negated)."""
+    stage_every: int = 1
+    """Largest cadence that any rank asks for."""
+
+    def encode(self) -> list[int]:
+        return [
+            int(self.notice),
+            int(self.replan),
+            int(self.leaving),
+            int(self.durable),
+            -self.free_slots,
+            self.stage_every,
+        ]
+
+    @classmethod
+    def decode(cls, data: Sequence[int]) -> Vector:
+        notice, replan, leaving, durable, negated_free, every = data
+        return cls(bool(notice), bool(replan), bool(leaving), bool(durable), -negated_free, max(1, every))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryPlan:
+    """What every rank does at this boundary."""
+
+    stage: bool
+    replan: bool
+    durable: bool
+    stop: bool
+    skipped: bool
+    """A staging was due, but some rank had no slot."""
+
+
+def at_boundary(agreed: Vector, step: int, *, planned: bool, wanted: bool, last: bool) -> BoundaryPlan:
+    """Decide from the agreed vector alone (and from what all ranks know alike), so that every rank decides the same.
+
+    Args:
+        agreed: the result of the vector posted at the previous boundary.
+        step: the step finished at this boundary.
+        planned: there is a plan already.
+        wanted: this step's own caller asked for a save, which by contract every rank does.
+        last: this is the run's last step.
+    """
+    stop = agreed.notice
+    must = stop or wanted or last
+    due = must or agreed.durable or step % agreed.stage_every == 0
+    # A wanted or an emergency save waits for a slot; a periodic staging is skipped, by all.
+    skipped = planned and due and not must and agreed.free_slots < 1
+    return BoundaryPlan(
+        stage=due and not skipped,
+        replan=agreed.replan or not planned,
+        durable=agreed.durable and not skipped,
+        stop=stop,
+        skipped=skipped,
+    )

@@ -1,0 +1,128 @@
+"""Small documents that a run keeps: JSON with a hash over its exact bytes.
+
+    {"blake2b":"<32 hex digits>","body":<JSON text>}
+
+The hash is BLAKE2b-128 of the body's bytes as they stand in the file. The fixed frame lets a reader cut the body
+out without re-serialising it, and any JSON reader opens the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from surefoot.errors import CorruptError
+
+FORMAT_VERSION = 1
+"""Version of everything that a run keeps. A reader refuses a newer one."""
+
+_HEAD = b'{"blake2b":"'
+_MIDDLE = b'","body":'
+_TAIL = b"}\n"
+_HASH_BYTES = 16
+
+
+def digest(data: bytes) -> str:
+    """BLAKE2b-128 of `data`, as 32 hex digits."""
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES).hexdigest()
+
+
+def compact(body: Any) -> bytes:
+    """JSON as Surefoot writes it: compact, ASCII, insertion order, no NaN."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """A document holding `body` and the hash of its bytes."""
+    text = compact({"format": FORMAT_VERSION, **body})
+    return _HEAD + digest(text).encode("ascii") + _MIDDLE + text + _TAIL
+
+
+def unseal(data: bytes, what: str) -> dict[str, Any]:
+    """The body of a document.
+
+    Args:
+        data: the document's bytes.
+        what: its key, for messages.
+
+    Raises:
+        CorruptError: it is not whole, its hash does not match, or its format is newer than this reader.
+    """
+    start = len(_HEAD) + 2 * _HASH_BYTES + len(_MIDDLE)
+    framed = data.startswith(_HEAD) and data[start - len(_MIDDLE) : start] == _MIDDLE and data.endswith(_TAIL)
+    text = data[start : -len(_TAIL)]
+    if not framed or digest(text).encode("ascii") != data[len(_HEAD) : start - len(_MIDDLE)]:
+        raise CorruptError(f"{what}: not a whole document (its hash does not match its {len(data)} bytes)")
+    body = json.loads(text)
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise CorruptError(f"{what}: not a Surefoot document")
+    if body["format"] > FORMAT_VERSION:
+        raise CorruptError(
+            f"{what}: written in format {body['format']}, this version reads up to {FORMAT_VERSION}; upgrade surefoot"
+        )
+    return body
+
+
+class Fields:
+    """Typed access to a document's fields; whatever is missing or of another type is a `CorruptError`."""
+
+    def __init__(self, body: Any, what: str) -> None:
+        self._body = body
+        self._what = what
+
+    def integer(self, name: str, minimum: int = 0) -> int:
+        value = self._field(name)
+        if type(value) is not int or value < minimum:
+            raise self._wrong(name, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self._field(name)
+        if type(value) not in (int, float):
+            raise self._wrong(name, "a number")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        value = self._field(name)
+        if type(value) is not str:
+            raise self._wrong(name, "a string")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self._optional(name) is None else self.text(name)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._field(name)
+        if type(value) is not dict:
+            raise self._wrong(name, "an object")
+        return value
+
+    def optional_mapping(self, name: str) -> dict[str, Any] | None:
+        return None if self._optional(name) is None else self.mapping(name)
+
+    def items(self, name: str) -> list[Any]:
+        value = self._field(name)
+        if type(value) is not list:
+            raise self._wrong(name, "a list")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self.items(name)
+        if any(type(value) is not int or value < 0 for value in values):
+            raise self._wrong(name, "a list of non-negative integers")
+        return tuple(values)
+
+    def raw(self, name: str) -> Any:
+        return self._field(name)
+
+    def _field(self, name: str) -> Any:
+        if type(self._body) is not dict or name not in self._body:
+            raise CorruptError(f"{self._what}: field {name!r} is missing")
+        return self._body[name]
+
+    def _optional(self, name: str) -> Any:
+        return self._body.get(name) if type(self._body) is dict else None
+
+    def _wrong(self, name: str, wanted: str) -> CorruptError:
+        return CorruptError(f"{self._what}: field {name!r} is not {wanted}")

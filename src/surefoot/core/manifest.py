@@ -1,0 +1,234 @@
+"""What a run keeps beside the shards: run record, generation records, acknowledgements, manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from surefoot.core.documents import Fields, seal, unseal
+from surefoot.core.layout import ShardId, StepId, ack_key, commit_key, generation_key, is_safe_key, shard_key
+from surefoot.errors import CorruptError
+
+Trigger = Literal["periodic", "emergency", "manual", "final", "agent"]
+"""Why a checkpoint was taken. `agent`: the node agent shipped the newest sealed image without a boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """`run.json`: put once, by whoever starts the run first."""
+
+    run: str
+    created: float
+
+    def to_bytes(self) -> bytes:
+        return seal({"run": self.run, "created": self.created})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RunRecord:
+        fields = Fields(unseal(data, "run.json"), "run.json")
+        run = fields.text("run")
+        if not run.isalnum() or not 8 <= len(run) <= 64:
+            raise CorruptError(f"run.json: run id {run!r} is not 8 to 64 letters and digits")
+        return cls(run, fields.number("created"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The image that a generation started from."""
+
+    generation: int
+    step: int
+    committed: bool
+    """False: it came from shared memory only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """`generations/gNNNN.json`: put if absent BEFORE any worker of the generation trains."""
+
+    number: int
+    launch: str
+    """Identity of the `surefoot run` (or plain start) that made it; restarts inside one launch share it."""
+    parent: Parent | None
+    """None: from scratch; cuts off everything older."""
+    world_size: int
+    node: str
+    created: float
+
+    @property
+    def key(self) -> str:
+        return generation_key(self.number)
+
+    def to_bytes(self) -> bytes:
+        parent = self.parent
+        return seal(
+            {
+                "generation": self.number,
+                "launch": self.launch,
+                "parent": parent
+                and {"generation": parent.generation, "step": parent.step, "committed": parent.committed},
+                "world_size": self.world_size,
+                "node": self.node,
+                "created": self.created,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Generation:
+        fields = Fields(unseal(data, what), what)
+        raw = fields.optional_mapping("parent")
+        number = fields.integer("generation", minimum=1)
+        parent = None
+        if raw is not None:
+            inner = Fields(raw, what)
+            parent = Parent(inner.integer("generation", 1), inner.integer("step"), bool(inner.raw("committed")))
+            if parent.generation >= number:
+                raise CorruptError(f"{what}: generation {number} names generation {parent.generation} as its parent")
+        return cls(
+            number,
+            fields.text("launch"),
+            parent,
+            fields.integer("world_size", 1),
+            fields.text("node"),
+            fields.number("created"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's image as it lies on a tier, with the rank's record: its typed plain values and their setting."""
+
+    id: ShardId
+    plan: str
+    size_bytes: int
+    xxh3_128: str
+    record: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        return shard_key(self.id)
+
+    @property
+    def ack(self) -> str:
+        return ack_key(self.id)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.id.rank,
+            "attempt": self.id.attempt,
+            "path": self.key,
+            "size_bytes": self.size_bytes,
+            "xxh3_128": self.xxh3_128,
+            "record": dict(self.record),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, at: StepId, plan: str, what: str) -> Shard:
+        fields = Fields(data, what)
+        shard_id = ShardId(at, fields.integer("rank"), fields.text("attempt"))
+        shard = cls(shard_id, plan, fields.integer("size_bytes"), fields.text("xxh3_128"), fields.mapping("record"))
+        if fields.text("path") != shard.key or not is_safe_key(shard.key):
+            raise CorruptError(f"{what}: shard path {fields.text('path')!r} is not {shard.key!r}")
+        return shard
+
+    def ack_bytes(self) -> bytes:
+        at = self.id.at
+        return seal({"step": at.step, "generation": at.generation, "plan": self.plan, "shard": self.to_json()})
+
+    @classmethod
+    def from_ack(cls, data: bytes, what: str) -> Shard:
+        fields = Fields(unseal(data, what), what)
+        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        return cls.from_json(fields.raw("shard"), at, fields.text("plan"), what)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`commits/<step>-g<generation>.json`: its existence is the checkpoint."""
+
+    at: StepId
+    plan: str
+    world_size: int
+    trigger: Trigger
+    tag: str | None
+    metrics: Mapping[str, Any]
+    launch: str
+    parent: Parent | None
+    created: float
+    shards: tuple[Shard, ...]
+    """One a rank, in rank order."""
+    retired: float | None = None
+    """Time at which retention gave it up; its shards may be gone. The key stays taken for ever."""
+
+    @property
+    def key(self) -> str:
+        return commit_key(self.at)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.size_bytes for shard in self.shards)
+
+    def retire(self, now: float) -> Manifest:
+        return replace(self, retired=now)
+
+    def to_bytes(self) -> bytes:
+        parent = self.parent
+        return seal(
+            {
+                "step": self.at.step,
+                "generation": self.at.generation,
+                "plan": self.plan,
+                "world_size": self.world_size,
+                "trigger": self.trigger,
+                "tag": self.tag,
+                "metrics": dict(self.metrics),
+                "launch": self.launch,
+                "parent": parent
+                and {"generation": parent.generation, "step": parent.step, "committed": parent.committed},
+                "created": self.created,
+                "retired": self.retired,
+                "shards": [shard.to_json() for shard in self.shards],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> Manifest:
+        fields = Fields(unseal(data, what), what)
+        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        if commit_key(at) != what:
+            raise CorruptError(f"{what}: holds the manifest of {at}")
+        plan = fields.text("plan")
+        world_size = fields.integer("world_size", 1)
+        shards = tuple(Shard.from_json(data, at, plan, what) for data in fields.items("shards"))
+        if [shard.id.rank for shard in shards] != list(range(world_size)):
+            raise CorruptError(f"{what}: does not name one shard for each of {world_size} ranks")
+        trigger = fields.text("trigger")
+        if trigger not in get_args(Trigger):
+            raise CorruptError(f"{what}: trigger {trigger!r} is unknown")
+        raw = fields.optional_mapping("parent")
+        inner = Fields(raw, what)
+        return cls(
+            at,
+            plan,
+            world_size,
+            trigger,  # type: ignore[arg-type]
+            fields.optional_text("tag"),
+            fields.mapping("metrics"),
+            fields.text("launch"),
+            None
+            if raw is None
+            else Parent(inner.integer("generation", 1), inner.integer("step"), bool(inner.raw("committed"))),
+            fields.number("created"),
+            shards,
+            None if fields.raw("retired") is None else fields.number("retired"),
+        )
+
+
+def tombstone_bytes(at: StepId, now: float) -> bytes:
+    """What retention puts at the key of a manifest that was never written, so that none can be written later."""
+    return seal({"step": at.step, "generation": at.generation, "tombstone": now})
+
+
+def is_tombstone(data: bytes, what: str) -> bool:
+    return "tombstone" in unseal(data, what)
