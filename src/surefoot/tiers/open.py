@@ -75,7 +75,7 @@ def _open_store(text: str, scheme: str) -> Tier:
     bucket, _, prefix = rest[2:].partition("/")
     if not _BUCKET.match(bucket):
         raise ConfigError(f"{text!r} names no bucket, or an impossible one; write {scheme}://bucket/prefix")
-    return ObjectTier(scheme, bucket, _prefix(text, prefix))
+    return ObjectTier.open(scheme, bucket, _prefix(text, prefix))
 
 
 def _prefix(text: str, prefix: str) -> str:
