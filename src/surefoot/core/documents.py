@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+import sys
+from math import isfinite
+from typing import Any, NoReturn
 
 from surefoot.errors import CorruptError
 
@@ -21,6 +23,7 @@ _HEAD = b'{"blake2b":"'
 _MIDDLE = b'","body":'
 _TAIL = b"}\n"
 _HASH_BYTES = 16
+_LARGEST = sys.float_info.max
 
 
 def digest(data: bytes) -> str:
@@ -31,6 +34,22 @@ def digest(data: bytes) -> str:
 def compact(body: Any) -> bytes:
     """JSON as Surefoot writes it: compact, ASCII, insertion order, no NaN."""
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def parse_json(text: bytes | str, what: str) -> Any:
+    """The value of a JSON text (UTF-8) that somebody else wrote.
+
+    Stricter than `json.loads`: no NaN, no infinity and no number that would turn into one, since they could not be
+    written back.
+
+    Raises:
+        CorruptError: it is not such a text, or nested too deeply to be read.
+    """
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+        return json.loads(decoded, parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{what}: not JSON: {error}") from error
 
 
 def seal(body: dict[str, Any]) -> bytes:
@@ -54,8 +73,8 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
     text = data[start : -len(_TAIL)]
     if not framed or digest(text).encode("ascii") != data[len(_HEAD) : start - len(_MIDDLE)]:
         raise CorruptError(f"{what}: not a whole document (its hash does not match its {len(data)} bytes)")
-    body = json.loads(text)
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+    body = parse_json(text, what)
+    if type(body) is not dict or type(body.get("format")) is not int or body["format"] < 1:
         raise CorruptError(f"{what}: not a Surefoot document")
     if body["format"] > FORMAT_VERSION:
         raise CorruptError(
@@ -79,9 +98,15 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self._field(name)
-        if type(value) not in (int, float):
-            raise self._wrong(name, "a number")
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+            raise self._wrong(name, "a finite number")
         return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._field(name)
+        if type(value) is not bool:
+            raise self._wrong(name, "true or false")
+        return value
 
     def text(self, name: str) -> str:
         value = self._field(name)
@@ -126,3 +151,14 @@ class Fields:
 
     def _wrong(self, name: str, wanted: str) -> CorruptError:
         return CorruptError(f"{self._what}: field {name!r} is not {wanted}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
