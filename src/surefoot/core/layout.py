@@ -27,12 +27,15 @@ COMMITS = "commits/"
 EVENTS = "events/"
 QUARANTINE = "quarantine/"
 
-_GENERATION = re.compile(r"^generations/g(\d{4,})\.json$")
-_COMMIT = re.compile(r"^commits/(\d{8,})-g(\d{4,})\.json$")
-_SHARD = re.compile(r"^steps/(\d{8,})-g(\d{4,})/rank-(\d{5,})-([0-9a-f]{4,16})\.safetensors$")
-_ACK = re.compile(r"^steps/(\d{8,})-g(\d{4,})/rank-(\d{5,})-([0-9a-f]{4,16})\.ok\.json$")
-_PLAN = re.compile(r"^plans/([0-9a-f]{32})\.json$")
-_SAFE_KEY = re.compile(r"^[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*$")
+# A number has at most 19 digits: it fits 64 bits, as in shared memory.
+_AT = r"([0-9]{8,19})-g([0-9]{4,19})"
+_PIECE = rf"steps/{_AT}/rank-([0-9]{{5,9}})-([0-9a-f]{{4,16}})"
+_GENERATION = re.compile(r"generations/g([0-9]{4,19})\.json")
+_COMMIT = re.compile(rf"commits/{_AT}\.json")
+_SHARD = re.compile(rf"{_PIECE}\.safetensors")
+_ACK = re.compile(rf"{_PIECE}\.ok\.json")
+_PLAN = re.compile(r"plans/([0-9a-f]{32})\.json")
+_SAFE_KEY = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -87,35 +90,45 @@ def quarantine_key(key: str) -> str:
     return f"{QUARANTINE}{key.replace('/', '~')}.json"
 
 
+# The parsers accept exactly what the functions above build: another spelling of a number would be a second key for
+# one thing.
+
+
 def parse_generation(key: str) -> int | None:
-    match = _GENERATION.match(key)
-    return int(match[1]) if match else None
+    match = _GENERATION.fullmatch(key)
+    if match is None:
+        return None
+    number = int(match[1])
+    return number if generation_key(number) == key else None
 
 
 def parse_commit(key: str) -> StepId | None:
-    match = _COMMIT.match(key)
-    return StepId(int(match[1]), int(match[2])) if match else None
+    match = _COMMIT.fullmatch(key)
+    if match is None:
+        return None
+    at = StepId(int(match[1]), int(match[2]))
+    return at if commit_key(at) == key else None
 
 
 def parse_shard(key: str) -> ShardId | None:
-    match = _SHARD.match(key)
-    return _shard_id(match) if match else None
+    shard = _shard_id(_SHARD.fullmatch(key))
+    return shard if shard is not None and shard_key(shard) == key else None
 
 
 def parse_ack(key: str) -> ShardId | None:
-    match = _ACK.match(key)
-    return _shard_id(match) if match else None
+    shard = _shard_id(_ACK.fullmatch(key))
+    return shard if shard is not None and ack_key(shard) == key else None
 
 
 def parse_plan(key: str) -> str | None:
-    match = _PLAN.match(key)
+    match = _PLAN.fullmatch(key)
     return match[1] if match else None
 
 
 def is_safe_key(key: str) -> bool:
     """True for a key that cannot leave its prefix: no empty, ``.`` or ``..`` component, no odd character."""
-    return bool(_SAFE_KEY.match(key)) and not any(part in (".", "..") for part in key.split("/"))
+    return bool(_SAFE_KEY.fullmatch(key)) and not any(part in (".", "..") for part in key.split("/"))
 
 
-def _shard_id(match: re.Match[str]) -> ShardId:
-    return ShardId(StepId(int(match[1]), int(match[2])), int(match[3]), match[4])
+def _shard_id(match: re.Match[str] | None) -> ShardId | None:
+    return None if match is None else ShardId(StepId(int(match[1]), int(match[2])), int(match[3]), match[4])
