@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from surefoot.core.documents import Fields, seal, unseal
-from surefoot.core.layout import ShardId, StepId, ack_key, commit_key, generation_key, is_safe_key, shard_key
+from surefoot.core.layout import (
+    ShardId,
+    StepId,
+    ack_key,
+    commit_key,
+    generation_key,
+    parse_plan,
+    parse_shard,
+    plan_key,
+    shard_key,
+)
 from surefoot.errors import CorruptError
 
 Trigger = Literal["periodic", "emergency", "manual", "final", "agent"]
@@ -28,7 +38,7 @@ class RunRecord:
     def from_bytes(cls, data: bytes) -> RunRecord:
         fields = Fields(unseal(data, "run.json"), "run.json")
         run = fields.text("run")
-        if not run.isalnum() or not 8 <= len(run) <= 64:
+        if not (run.isascii() and run.isalnum() and 8 <= len(run) <= 64):
             raise CorruptError(f"run.json: run id {run!r} is not 8 to 64 letters and digits")
         return cls(run, fields.number("created"))
 
@@ -41,6 +51,14 @@ class Parent:
     step: int
     committed: bool
     """False: it came from shared memory only."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"generation": self.generation, "step": self.step, "committed": self.committed}
+
+    @classmethod
+    def from_json(cls, data: Any, what: str) -> Parent:
+        fields = Fields(data, what)
+        return cls(fields.integer("generation", 1), fields.integer("step"), fields.flag("committed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +79,11 @@ class Generation:
         return generation_key(self.number)
 
     def to_bytes(self) -> bytes:
-        parent = self.parent
         return seal(
             {
                 "generation": self.number,
                 "launch": self.launch,
-                "parent": parent
-                and {"generation": parent.generation, "step": parent.step, "committed": parent.committed},
+                "parent": self.parent and self.parent.to_json(),
                 "world_size": self.world_size,
                 "node": self.node,
                 "created": self.created,
@@ -77,14 +93,12 @@ class Generation:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Generation:
         fields = Fields(unseal(data, what), what)
-        raw = fields.optional_mapping("parent")
         number = fields.integer("generation", minimum=1)
-        parent = None
-        if raw is not None:
-            inner = Fields(raw, what)
-            parent = Parent(inner.integer("generation", 1), inner.integer("step"), bool(inner.raw("committed")))
-            if parent.generation >= number:
-                raise CorruptError(f"{what}: generation {number} names generation {parent.generation} as its parent")
+        if generation_key(number) != what:
+            raise CorruptError(f"{what}: holds the record of generation {number}")
+        parent = _optional_parent(fields, what)
+        if parent is not None and parent.generation >= number:
+            raise CorruptError(f"{what}: generation {number} names generation {parent.generation} as its parent")
         return cls(
             number,
             fields.text("launch"),
@@ -128,7 +142,7 @@ class Shard:
         fields = Fields(data, what)
         shard_id = ShardId(at, fields.integer("rank"), fields.text("attempt"))
         shard = cls(shard_id, plan, fields.integer("size_bytes"), fields.text("xxh3_128"), fields.mapping("record"))
-        if fields.text("path") != shard.key or not is_safe_key(shard.key):
+        if fields.text("path") != shard.key or parse_shard(shard.key) != shard_id:
             raise CorruptError(f"{what}: shard path {fields.text('path')!r} is not {shard.key!r}")
         return shard
 
@@ -140,7 +154,10 @@ class Shard:
     def from_ack(cls, data: bytes, what: str) -> Shard:
         fields = Fields(unseal(data, what), what)
         at = StepId(fields.integer("step"), fields.integer("generation", 1))
-        return cls.from_json(fields.raw("shard"), at, fields.text("plan"), what)
+        shard = cls.from_json(fields.raw("shard"), at, _plan_hash(fields, what), what)
+        if shard.ack != what:
+            raise CorruptError(f"{what}: holds the acknowledgement of {shard.key}")
+        return shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +190,6 @@ class Manifest:
         return replace(self, retired=now)
 
     def to_bytes(self) -> bytes:
-        parent = self.parent
         return seal(
             {
                 "step": self.at.step,
@@ -184,8 +200,7 @@ class Manifest:
                 "tag": self.tag,
                 "metrics": dict(self.metrics),
                 "launch": self.launch,
-                "parent": parent
-                and {"generation": parent.generation, "step": parent.step, "committed": parent.committed},
+                "parent": self.parent and self.parent.to_json(),
                 "created": self.created,
                 "retired": self.retired,
                 "shards": [shard.to_json() for shard in self.shards],
@@ -198,16 +213,14 @@ class Manifest:
         at = StepId(fields.integer("step"), fields.integer("generation", 1))
         if commit_key(at) != what:
             raise CorruptError(f"{what}: holds the manifest of {at}")
-        plan = fields.text("plan")
+        plan = _plan_hash(fields, what)
         world_size = fields.integer("world_size", 1)
         shards = tuple(Shard.from_json(data, at, plan, what) for data in fields.items("shards"))
-        if [shard.id.rank for shard in shards] != list(range(world_size)):
+        if len(shards) != world_size or any(shard.id.rank != rank for rank, shard in enumerate(shards)):
             raise CorruptError(f"{what}: does not name one shard for each of {world_size} ranks")
         trigger = fields.text("trigger")
         if trigger not in get_args(Trigger):
             raise CorruptError(f"{what}: trigger {trigger!r} is unknown")
-        raw = fields.optional_mapping("parent")
-        inner = Fields(raw, what)
         return cls(
             at,
             plan,
@@ -216,9 +229,7 @@ class Manifest:
             fields.optional_text("tag"),
             fields.mapping("metrics"),
             fields.text("launch"),
-            None
-            if raw is None
-            else Parent(inner.integer("generation", 1), inner.integer("step"), bool(inner.raw("committed"))),
+            _optional_parent(fields, what),
             fields.number("created"),
             shards,
             None if fields.raw("retired") is None else fields.number("retired"),
@@ -231,4 +242,29 @@ def tombstone_bytes(at: StepId, now: float) -> bytes:
 
 
 def is_tombstone(data: bytes, what: str) -> bool:
-    return "tombstone" in unseal(data, what)
+    """True for a tombstone, False for anything else that is whole.
+
+    Raises:
+        CorruptError: it is not whole, or it is another step's tombstone.
+    """
+    body = unseal(data, what)
+    if "tombstone" not in body:
+        return False
+    fields = Fields(body, what)
+    at = StepId(fields.integer("step"), fields.integer("generation", 1))
+    if commit_key(at) != what:
+        raise CorruptError(f"{what}: holds the tombstone of {at}")
+    return True
+
+
+def _optional_parent(fields: Fields, what: str) -> Parent | None:
+    raw = fields.optional_mapping("parent")
+    return None if raw is None else Parent.from_json(raw, what)
+
+
+def _plan_hash(fields: Fields, what: str) -> str:
+    # It becomes part of a key.
+    plan = fields.text("plan")
+    if parse_plan(plan_key(plan)) != plan:
+        raise CorruptError(f"{what}: plan {plan!r} is not 32 hex digits")
+    return plan
