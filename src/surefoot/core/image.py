@@ -16,6 +16,7 @@ from math import prod
 from surefoot.core.dtypes import ITEM_BYTES, SAFETENSORS_NAME
 
 PAGE_BYTES = 4096
+_METADATA = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ def build_image(boxes: Sequence[Box], plan_hash: str, rank: int) -> Image:
     return Image(header, places, len(header) + end)
 
 
+def is_tensor_name(name: str) -> bool:
+    """False for the two kinds of text that stock readers of the file take for no tensor's name."""
+    return name != _METADATA and not any("\ud800" <= char <= "\udfff" for char in name)
+
+
 def round_up(size_bytes: int, multiple: int = PAGE_BYTES) -> int:
     return -(-size_bytes // multiple) * multiple
 
@@ -80,6 +86,6 @@ def _header(entries: dict[str, object], boxes: Sequence[Box], plan_hash: str, ra
         "DCP_VERSION": "1.0",
         "DCP_SHARDING_INFO": json.dumps(places, separators=(",", ":")),
     }
-    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode("ascii")
+    text = json.dumps({_METADATA: metadata, **entries}, separators=(",", ":")).encode("ascii")
     total = round_up(8 + len(text))
     return struct.pack("<Q", total - 8) + text + b" " * (total - 8 - len(text))

@@ -7,17 +7,16 @@ can be read without the bucket.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, get_args
 
-from surefoot.core.documents import Fields, compact, digest
+from surefoot.core.documents import Fields, compact, digest, parse_json
 from surefoot.core.dtypes import ITEM_BYTES
-from surefoot.core.image import Box, Image, build_image
+from surefoot.core.image import Box, Image, build_image, is_tensor_name
 from surefoot.errors import CorruptError, UnsupportedStateError
 
 Spread = Literal["replicated", "local"]
@@ -152,6 +151,9 @@ def make_plan(reports: Sequence[Report]) -> Plan:
     Replicated leaves get one owner each, largest first, always to the rank with the fewest bytes so far: balanced
     and the same wherever it is computed.
     """
+    for rank, report in enumerate(reports):
+        if repeated := _repeated(leaf.name for leaf in report.leaves):
+            raise CorruptError(f"report of rank {rank}: {repeated[0]!r} is named twice")
     replicated, mismatched = _agree_replicated(reports)
     items: list[Item] = []
     load = [0] * len(reports)
@@ -167,6 +169,8 @@ def make_plan(reports: Sequence[Report]) -> Plan:
         load[owner] += _size_bytes(leaf)
     structures = list(dict.fromkeys(report.structure for report in reports))
     of_rank = tuple(structures.index(report.structure) for report in reports)
+    if repeated := _repeated(item.box.name for item in items):
+        raise UnsupportedStateError(f"{repeated[0]!r}: a rank's own copy of another tensor is kept under this name")
     plan = Plan(len(reports), tuple(items), tuple(structures), of_rank, tuple(sorted(mismatched)))
     check_cover(plan, "plan")
     return plan
@@ -182,7 +186,10 @@ def check_cover(plan: Plan, what: str) -> None:
     for item in plan.items:
         if item.box.offset != (0,) * len(item.box.shape) or item.box.shape != item.box.global_shape:
             raise CorruptError(f"{what}: {item.leaf!r} is not a whole tensor")
-    repeated = [name for name, count in Counter(item.box.name for item in plan.items).items() if count > 1]
+    # A leaf is either kept once for all, or by each rank for itself.
+    shared = {item.leaf for item in plan.items if item.spread == "replicated"}
+    repeated = _repeated(item.box.name for item in plan.items)
+    repeated += [item.leaf for item in plan.items if item.spread == "local" and item.leaf in shared]
     if repeated:
         raise CorruptError(f"{what}: {repeated[0]!r} is kept twice")
     for rank in range(plan.world_size):
@@ -194,12 +201,8 @@ def check_cover(plan: Plan, what: str) -> None:
 
 def structure_leaves(structure: str) -> list[str]:
     """Names of the tensors that a structure refers to, in order, each once."""
-    try:
-        tree = json.loads(structure)
-    except ValueError as error:
-        raise CorruptError(f"plan: a structure is not JSON: {error}") from error
     names: dict[str, None] = {}
-    pending = [tree]
+    pending = [parse_json(structure, "plan: a structure")]
     while pending:
         node = pending.pop()
         if type(node) is dict:
@@ -210,6 +213,10 @@ def structure_leaves(structure: str) -> list[str]:
         elif type(node) is list:
             pending.extend(reversed(node))
     return list(names)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _agree_replicated(reports: Sequence[Report]) -> tuple[dict[str, Leaf], list[str]]:
@@ -226,6 +233,8 @@ def _agree_replicated(reports: Sequence[Report]) -> tuple[dict[str, Leaf], list[
 def _box(name: str, leaf: Leaf) -> Box:
     if leaf.dtype not in ITEM_BYTES:
         raise UnsupportedStateError(f"{leaf.name}: tensors of type {leaf.dtype} cannot be kept")
+    if not is_tensor_name(leaf.name):
+        raise UnsupportedStateError(f"{leaf.name!r} cannot be a tensor's name in a .safetensors file; rename it")
     return Box(name, leaf.dtype, leaf.shape, (0,) * len(leaf.shape), leaf.shape)
 
 
@@ -247,5 +256,7 @@ def _item_from_json(data: Any, world_size: int, what: str) -> Item:
 
 def _check_box(what: str, name: Any, dtype: Any, lengths: Any) -> None:
     good = type(name) is str and type(dtype) is str and dtype in ITEM_BYTES and type(lengths) is list
+    if good and not is_tensor_name(name):
+        raise CorruptError(f"{what}: {name!r} cannot be a tensor's name")
     if not good or len(lengths) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in lengths):
         raise CorruptError(f"{what}: {name!r} has type {dtype!r} and shape {lengths!r}")
