@@ -11,7 +11,7 @@ EVICTED = 75
 """Evicted, and the newest finished step is safe. Start the run again."""
 
 
-class Evicted(SystemExit):  # noqa: N818 - it is an exit, not an error
+class Evicted(SystemExit):
     """Raised by the step iterator when an eviction ended the run before its last step.
 
     A ``SystemExit`` with the reserved code 75, so that nothing after the loop runs as if training had ended.
@@ -26,7 +26,7 @@ class Evicted(SystemExit):  # noqa: N818 - it is an exit, not an error
         return f"evicted after step {self.step}; start the run again to go on from there"
 
 
-class Superseded(SystemExit):  # noqa: N818
+class Superseded(SystemExit):
     """Raised by the step iterator when a newer launch of the same run took over."""
 
     def __init__(self, reason: str) -> None:

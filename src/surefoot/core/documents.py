@@ -108,6 +108,9 @@ class Fields:
             raise self._wrong(name, "true or false")
         return value
 
+    def optional_number(self, name: str) -> float | None:
+        return None if self._optional(name) is None else self.number(name)
+
     def text(self, name: str) -> str:
         value = self._field(name)
         if type(value) is not str:

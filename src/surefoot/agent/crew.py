@@ -1,0 +1,152 @@
+"""The crew: the trainers of this node, who is alive, and how they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from surefoot.agent.control import Link
+from surefoot.board import Board, RankWord
+from surefoot.core.documents import Fields
+from surefoot.errors import AgentError, UsageError
+from surefoot.wire import Body
+
+STOP_WITHIN_S = 2.0
+"""Given to a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending workers takes 30 s."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One live trainer."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    incarnation: int
+    pid: int
+    pidfd: int
+    link: Link
+    hello: Body
+    leaving: bool = False
+    """It said goodbye: its end is no loss."""
+    stopping: bool = False
+    answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
+
+
+class Crew:
+    """Registers trainers, notices their death at once, and ends them all when one is lost.
+
+    Death is seen by pidfd: a forked child that inherited the socket would hide it from an end-of-stream.
+    """
+
+    def __init__(
+        self, board: Callable[[], Board], on_complete: Callable[[], None], on_gone: Callable[[Worker], None]
+    ) -> None:
+        self._board = board
+        self._on_complete = on_complete
+        self._on_gone = on_gone
+        self._workers: dict[int, Worker] = {}
+        self.changed = asyncio.Event()
+        """Set whenever somebody came or went."""
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Live trainers in rank order."""
+        return [self._workers[rank] for rank in sorted(self._workers)]
+
+    @property
+    def complete(self) -> bool:
+        workers = self.workers
+        return bool(workers) and len(workers) == workers[0].local_world_size
+
+    def worker(self, rank: int) -> Worker | None:
+        return self._workers.get(rank)
+
+    def register(self, link: Link, hello: Body) -> Worker:
+        """Take in a trainer, or a trainer's new connection after the agent was replaced.
+
+        Raises:
+            UsageError: its rank is taken, or its world is another than its neighbours'.
+        """
+        fields = Fields(hello, "hello")
+        rank = fields.integer("rank")
+        taken = self._workers.get(rank)
+        if taken is not None and taken.incarnation == fields.integer("incarnation"):
+            taken.link = link
+            return taken
+        if taken is not None:
+            raise UsageError(
+                f"rank {rank} of this run is already being trained on this machine by process {taken.pid}; "
+                "end that one first, or give this run another place"
+            )
+        worker = self._new_worker(link, hello, fields, rank)
+        for other in self._workers.values():
+            if other.world_size != worker.world_size:
+                os.close(worker.pidfd)
+                raise UsageError(f"rank {rank} is one of {worker.world_size}, rank {other.rank} of {other.world_size}")
+        self._workers[rank] = worker
+        asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
+        self.changed.set()
+        if self.complete:
+            self._on_complete()
+        return worker
+
+    def stop_all(self) -> list[int]:
+        """Tell every trainer to end now: stop word, then SIGKILL for those still there. Returns their ranks."""
+        loop = asyncio.get_running_loop()
+        told = [worker for worker in self.workers if not worker.stopping]
+        for worker in told:
+            worker.stopping = True
+            self._board().set_rank(worker.local_rank, RankWord.STOP, worker.incarnation)
+            loop.call_later(STOP_WITHIN_S, self._kill, worker)
+        return [worker.rank for worker in told]
+
+    async def gone(self, within_s: float | None = None) -> bool:
+        """Wait until no trainer is left. False if some are after `within_s`."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self._workers:
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _new_worker(self, link: Link, hello: Body, fields: Fields, rank: int) -> Worker:
+        local_world_size = fields.integer("local_world_size", 1)
+        local_rank = fields.integer("local_rank")
+        if local_rank >= local_world_size:
+            raise UsageError(f"local rank {local_rank} of {local_world_size}")
+        try:
+            pidfd = os.pidfd_open(link.pid)
+        except ProcessLookupError as error:
+            raise AgentError(f"process {link.pid} ended while it was registered") from error
+        return Worker(
+            rank,
+            local_rank,
+            fields.integer("world_size", 1),
+            local_world_size,
+            fields.integer("incarnation", 1),
+            link.pid,
+            pidfd,
+            link,
+            hello,
+        )
+
+    def _died(self, worker: Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        del self._workers[worker.rank]
+        for future in worker.answers.values():
+            if not future.done():
+                future.set_exception(AgentError(f"rank {worker.rank} died"))
+        self.changed.set()
+        self._on_gone(worker)
+
+    def _kill(self, worker: Worker) -> None:
+        if self._workers.get(worker.rank) is worker:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)

@@ -1,0 +1,130 @@
+"""The keeper: retention on the run's URI and on local drives."""
+
+from __future__ import annotations
+
+from surefoot.agent.books import Books
+from surefoot.agent.journal import Journal
+from surefoot.clock import boot_s, wall_s
+from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_prefix
+from surefoot.core.lineage import cuts
+from surefoot.core.manifest import Generation, Manifest
+from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
+from surefoot.errors import CorruptError, ObjectMissingError, SupersededError
+from surefoot.tiers.base import Tier
+
+_TRUST_S = 5.0
+"""A reading of the newest generation is trusted this long, on a clock that runs while the process is stopped."""
+
+
+class Keeper:
+    """Runs after commits. Knows the manifests that it has seen; a manifest changes only by retention's own hand."""
+
+    def __init__(self, books: Books, disks: Tier | None, journal: Journal) -> None:
+        self._books = books
+        self._disks = disks
+        self._journal = journal
+        self._manifests: dict[StepId, Manifest] = {}
+        self._buried: set[StepId] = set()
+        """Tombstones and damaged manifests: nothing to keep, key taken."""
+        self._verified: set[StepId] = set()
+        self._read_s = 0.0
+
+    async def note(self, manifest: Manifest) -> None:
+        """A checkpoint was committed: check that its shards are there, then give up what is no longer needed.
+
+        Raises:
+            SupersededError: a newer launch owns the run; nothing more is deleted.
+            TierError: the tier failed; tried again after the next commit.
+        """
+        self._manifests[manifest.at] = manifest
+        await self.verify(manifest)
+        await self.run(manifest.at.generation)
+
+    async def verify(self, manifest: Manifest) -> bool:
+        """True if every shard of a checkpoint is there with its size. Found good once, it is not asked again."""
+        if manifest.at not in self._verified:
+            try:
+                sizes = [await self._books.tier.size(shard.key) for shard in manifest.shards]
+            except ObjectMissingError:
+                return False
+            if sizes != [shard.size_bytes for shard in manifest.shards]:
+                return False
+            self._verified.add(manifest.at)
+        return True
+
+    async def run(self, generation: int, sweep_delay_s: float = SWEEP_DELAY_S) -> int:
+        """One round of retention. Returns the bytes deleted."""
+        commits = await self._books.commits()
+        for at in commits:
+            await self._learn(at)
+        generations = await self._books.generations()
+        chain = cuts(generations)
+        live = [self._manifests[at] for at in commits if at in self._manifests]
+        for manifest in sorted(live, key=lambda m: m.at, reverse=True)[: 2 + len(chain)]:
+            await self.verify(manifest)
+        for at in to_retire(live, chain, generations, self._verified):
+            await self._still_newest(generations)
+            await self._retire(at)
+        return await self._sweep(commits, generations, sweep_delay_s)
+
+    async def _learn(self, at: StepId) -> None:
+        if at in self._manifests or at in self._buried:
+            return
+        try:
+            manifest = await self._books.manifest(at)
+        except (CorruptError, ObjectMissingError):
+            manifest = None
+        if manifest is None:
+            self._buried.add(at)
+        else:
+            self._manifests[at] = manifest
+
+    async def _retire(self, at: StepId) -> None:
+        retired = self._manifests[at].retire(wall_s())
+        await self._books.rewrite_manifest(retired)
+        self._manifests[at] = retired
+        if self._disks is not None:
+            # Copies need no grace: whoever reads one falls back to the run's own.
+            await self._disks.delete([shard.key for shard in retired.shards])
+
+    async def _sweep(self, commits: list[StepId], generations: dict[int, Generation], delay_s: float) -> int:
+        known = [self._manifests[at] for at in commits if at in self._manifests]
+        due = to_sweep(known, wall_s(), delay_s)
+        freed = 0
+        swept = []
+        for manifest in due:
+            await self._still_newest(generations)
+            freed += manifest.size_bytes
+            await self._books.tier.delete(await self._objects_of(manifest.at))
+            await self._books.bury(manifest.at, wall_s())
+            del self._manifests[manifest.at]
+            self._buried.add(manifest.at)
+            swept.append(manifest.at.step)
+        await self._sweep_abandoned(commits, generations)
+        if swept:
+            self._journal.record("swept", steps=swept, bytes=freed)
+        return freed
+
+    async def _sweep_abandoned(self, commits: list[StepId], generations: dict[int, Generation]) -> None:
+        listed = await self._books.tier.list(STEPS)
+        steps = {shard.at for entry in listed if (shard := parse_shard(entry.key) or parse_ack(entry.key)) is not None}
+        good = sorted(self._verified & set(self._manifests))
+        chain = cuts(generations)
+        for at in abandoned_steps(steps, commits, chain, max(generations), good[0] if good else None):
+            await self._still_newest(generations)
+            if await self._books.put_tombstone(at, wall_s()):
+                self._buried.add(at)
+                await self._books.tier.delete([e.key for e in listed if e.key.startswith(step_prefix(at))])
+
+    async def _objects_of(self, at: StepId) -> list[str]:
+        return [entry.key for entry in await self._books.tier.list(step_prefix(at))]
+
+    async def _still_newest(self, generations: dict[int, Generation]) -> None:
+        """Deletes carry no condition: a keeper that was stopped must not delete by an old view of the run."""
+        if boot_s() - self._read_s < _TRUST_S:
+            return
+        newest = max(generations)
+        newer = await self._books.newer_generation(newest)
+        if newer is not None:
+            raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+        self._read_s = boot_s()

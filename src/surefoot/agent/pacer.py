@@ -1,0 +1,28 @@
+"""A bandwidth cap: bytes are let through at a bounded average rate."""
+
+from __future__ import annotations
+
+import asyncio
+
+from surefoot.clock import boot_s
+
+
+class Pacer:
+    """Delays whoever takes bytes faster than the cap. Without a cap, or once released, delays nobody."""
+
+    def __init__(self, max_bytes_per_s: float | None) -> None:
+        self._max_bytes_per_s = max_bytes_per_s
+        self._free_at_s = 0.0
+
+    async def take(self, size_bytes: int) -> None:
+        if self._max_bytes_per_s is None:
+            return
+        now_s = boot_s()
+        start_s = max(now_s, self._free_at_s)
+        self._free_at_s = start_s + size_bytes / self._max_bytes_per_s
+        if start_s > now_s:
+            await asyncio.sleep(start_s - now_s)
+
+    def release(self) -> None:
+        """No cap any more: an eviction needs every byte per second there is."""
+        self._max_bytes_per_s = None

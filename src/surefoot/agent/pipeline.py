@@ -1,0 +1,139 @@
+"""The pipeline: from hashed images in shared memory to a committed checkpoint on the run's URI.
+
+The order is the promise: plan, then shards, then their acknowledgements, then the manifest; each durable before the
+next is begun. Whoever dies in between leaves objects that no reader believes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import xxhash
+
+from surefoot.agent.books import Books
+from surefoot.agent.memory import Held, ImageSet
+from surefoot.agent.pacer import Pacer
+from surefoot.board import Phase
+from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.layout import ShardId
+from surefoot.core.manifest import Generation, Manifest, Shard
+from surefoot.core.plan import Plan
+from surefoot.errors import CorruptError, SupersededError
+from surefoot.tiers.base import Tier
+
+CHUNK_BYTES = 8 * 1024 * 1024
+_INLINE_HASH_BYTES = 1024 * 1024
+_SHARDS_AT_ONCE = 4
+
+
+class Pipeline:
+    """Ships image sets. Stateless between ships, but for the bandwidth cap."""
+
+    def __init__(self, books: Books, disks: Tier | None, pacer: Pacer, on_phase: Callable[[Phase], None]) -> None:
+        self._books = books
+        self._disks = disks
+        self._pacer = pacer
+        self._on_phase = on_phase
+        self._slots = asyncio.Semaphore(_SHARDS_AT_ONCE)
+
+    @property
+    def tier_name(self) -> str:
+        return self._books.tier.name
+
+    async def ship(
+        self, images: ImageSet, plan: Plan, current: Generation, now: float, override: dict[str, Any]
+    ) -> Manifest:
+        """Write and commit one step.
+
+        Args:
+            images: the step; its slots are pinned by the caller.
+            plan: the plan that the images follow.
+            current: the generation that this agent works in; the images may be of an older one.
+            now: wall time for the manifest.
+            override: fields that replace those of the ranks' records (why the agent ships by itself).
+
+        Raises:
+            CorruptError: what was streamed does not match the hash: the image is bad.
+            SupersededError: a newer launch owns the run.
+            TierError: the tier failed; nothing is visible, and it may be tried again.
+        """
+        self._on_phase(Phase.FLUSHING)
+        try:
+            await self._books.put_plan(plan)
+            async with asyncio.TaskGroup() as group:
+                writes = [group.create_task(self._ship_shard(part, override)) for part in images.parts]
+            shards = complete_set([write.result() for write in writes], images.at)
+            assert shards is not None
+            self._on_phase(Phase.COMMITTING)
+            await self._refuse_if_superseded(current)
+            manifest = make_manifest(shards, await self._books.generation(images.at.generation), now)
+            if not await self._books.put_manifest(manifest):
+                raise SupersededError(f"step {images.at.step} was given up by a newer generation before it was whole")
+            return manifest
+        except* (CorruptError, SupersededError, OSError) as errors:
+            raise _first(errors) from None
+        finally:
+            self._on_phase(Phase.IDLE)
+
+    async def copy_to_disks(self, images: ImageSet, manifest: Manifest) -> None:
+        """Put copies of a committed step's shards on the local drives.
+
+        Raises:
+            TierError: a drive failed or is full; the commit stands.
+        """
+        assert self._disks is not None
+        for part, shard in zip(images.parts, manifest.shards, strict=True):
+            size_bytes = part.segment.geometry.image_bytes
+            chunks = stream(part, xxhash.xxh3_128(), Pacer(None))
+            await self._disks.put_stream(shard.key, chunks, size_bytes)
+
+    async def _ship_shard(self, part: Held, override: dict[str, Any]) -> Shard:
+        record = {**json.loads(part.segment.record(part.sealed)), **override}
+        shard = Shard(
+            # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
+            ShardId(part.sealed.at, part.segment.rank, secrets.token_hex(4)),
+            part.segment.plan_hash,
+            part.segment.geometry.image_bytes,
+            part.image_hash,
+            record,
+        )
+        digest = xxhash.xxh3_128()
+        async with self._slots:
+            await self._books.tier.put_stream(shard.key, stream(part, digest, self._pacer), shard.size_bytes)
+        if digest.hexdigest() != part.image_hash or not part.unchanged():
+            await self._books.tier.delete([shard.key])
+            raise CorruptError(
+                f"rank {part.segment.rank}, step {part.sealed.at.step}: the image changed while it was sent"
+            )
+        await self._books.tier.put(shard.ack, shard.ack_bytes())
+        return shard
+
+    async def _refuse_if_superseded(self, current: Generation) -> None:
+        # An economy, not the guard: readers decide by lineage (see core/lineage.py).
+        newer = await self._books.newer_generation(current.number)
+        if newer is not None and newer.launch != current.launch:
+            raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+
+
+async def stream(part: Held, digest: xxhash.xxh3_128, pacer: Pacer) -> AsyncIterator[memoryview]:
+    """An image in chunks; `digest` sees exactly what is handed out."""
+    image = part.segment.image(part.sealed.slot)
+    for start in range(0, len(image), CHUNK_BYTES):
+        chunk = image[start : start + CHUNK_BYTES]
+        await pacer.take(len(chunk))
+        if len(chunk) <= _INLINE_HASH_BYTES:
+            digest.update(chunk)
+        else:
+            await asyncio.to_thread(digest.update, chunk)
+        yield chunk
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,342 @@
+"""Shipping: which steps become durable, when, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from surefoot.agent.journal import Journal
+from surefoot.agent.memory import Held, ImageSet, Memory
+from surefoot.agent.pipeline import Pipeline
+from surefoot.board import Board, NodeWord
+from surefoot.clock import boot_ns, boot_s, wall_s
+from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
+from surefoot.core.layout import StepId
+from surefoot.core.manifest import Generation, Manifest
+from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
+from surefoot.segment import Segment
+
+_URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
+_ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
+"""Tries before a save is given up. Emergency ones are tried until the deadline ends everything."""
+_LONGEST_PAUSE_S = 20.0
+_FIRST_PAUSE_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One step on its way to being durable."""
+
+    at: StepId
+    trigger: str
+    tag: str | None
+    world_size: int
+    parts: dict[int, tuple[Segment, int, int]] = field(default_factory=dict)
+    """By rank: segment, slot, seq."""
+    attempt: int = 0
+    not_before_s: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == self.world_size
+
+
+class Surroundings(Protocol):
+    """What shipping needs of the agent."""
+
+    def board(self) -> Board: ...
+    def generation(self) -> Generation: ...
+    async def unpin(self, rank: int, segment: Segment, slot: int, seq: int) -> None: ...
+    def superseded(self, why: str) -> None: ...
+    async def quarantine(self, what: str, tier: str, why: str) -> None: ...
+    async def make_space(self) -> None: ...
+
+
+class Shipper:
+    """A queue of deliveries and the one task that works it off, the most urgent first."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        pipeline: Pipeline,
+        journal: Journal,
+        cadence: Cadence,
+        around: Surroundings,
+        on_commit: Callable[[Manifest], Awaitable[None]],
+        copies: bool,
+    ) -> None:
+        self._memory = memory
+        self._pipeline = pipeline
+        self._journal = journal
+        self._cadence = cadence
+        self._around = around
+        self._on_commit = on_commit
+        self._copies = copies
+        self._deliveries: list[Delivery] = []
+        self._running: tuple[Delivery, asyncio.Task[None]] | None = None
+        self._wake = asyncio.Event()
+        self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
+        self._periodic = asyncio.Event()
+        self._due_s = 0.0
+        self.committed: StepId | None = None
+        self.committed_tier = ""
+        self.rate_bytes_per_s = 0.0
+        """Measured speed of the last delivery; 0 before there is one."""
+        self.changed = asyncio.Event()
+        """Set whenever a delivery ended, well or not."""
+
+    # ------------------------------------------------------------------ what comes in
+
+    def sealed(
+        self, segment: Segment, slot: int, seq: int, at: StepId, trigger: str, tag: str | None, world_size: int
+    ) -> None:
+        """A rank sealed an image that is to be shipped; its slot is pinned."""
+        delivery = self._find(at, trigger)
+        if delivery is None:
+            delivery = Delivery(at, trigger, tag, world_size)
+            self._deliveries.append(delivery)
+        delivery.parts[segment.rank] = (segment, slot, seq)
+        if delivery.complete:
+            self._preempt_for(delivery)
+            self._wake.set()
+
+    async def passed(self, rank: int, at: StepId) -> None:
+        """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
+        for delivery in list(self._deliveries):
+            if delivery.at <= at and rank not in delivery.parts and delivery.at.generation == at.generation:
+                callers = sorted(delivery.parts)
+                await self._give_up(
+                    delivery,
+                    f"save() at step {delivery.at.step} was called on rank(s) {callers}, but not on rank {rank}: "
+                    "call it on every rank",
+                )
+
+    def ship(self, images: ImageSet, trigger: str) -> None:
+        """Ship a set that the agent pinned itself."""
+        delivery = Delivery(images.at, trigger, None, len(images.parts))
+        for part in images.parts:
+            delivery.parts[part.segment.rank] = (part.segment, part.sealed.slot, part.sealed.seq)
+        self._deliveries.append(delivery)
+        self._preempt_for(delivery)
+        self._wake.set()
+
+    def wait(self, at: StepId) -> asyncio.Future[str | None]:
+        """Resolves when that step is committed (None) or given up (why)."""
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        if self.committed == at:
+            future.set_result(None)
+        else:
+            self._waiters.setdefault(at, []).append(future)
+        return future
+
+    def pinned(self) -> list[tuple[Segment, int]]:
+        """Slots that a delivery still reads."""
+        return [(segment, slot) for delivery in self._all() for segment, slot, _seq in delivery.parts.values()]
+
+    def busy(self) -> bool:
+        return bool(self._all())
+
+    def delivering(self, at: StepId) -> bool:
+        return any(delivery.at == at for delivery in self._all())
+
+    async def drop_incomplete(self) -> None:
+        """Forget what can no longer complete, because the trainers that were to complete it are gone."""
+        for delivery in [d for d in self._deliveries if not d.complete]:
+            await self._give_up(delivery, "a rank ended before it was whole")
+
+    async def make_room(self) -> None:
+        """A trainer has no slot for an image that must be taken: the least urgent delivery gives way."""
+        periodic = [delivery for delivery in self._all() if delivery.trigger == "periodic"]
+        for delivery in periodic:
+            await self._abandon(delivery, "an image that must be taken needed its slot")
+
+    # ------------------------------------------------------------------ cadence
+
+    def restart_clock(self) -> None:
+        """A new generation trains: its first durable save is due at once."""
+        self._due_s = 0.0
+        self._periodic.set()
+
+    async def keep_time(self) -> None:
+        """Raise the board's wish for a durable save whenever one is due."""
+        interval_s = self._cadence.interval_s or 0.0
+        if interval_s > LONG_INTERVAL_S:
+            self._journal.record("warning", what=f"durable saves are {interval_s / 60:.0f} minutes apart")
+        while True:
+            await self._periodic.wait()
+            self._periodic.clear()
+            await asyncio.sleep(max(0.0, self._due_s - boot_s()))
+            board = self._around.board()
+            board.set_node(NodeWord.DURABLE_WANTED, board.node(NodeWord.DURABLE_WANTED) + 1)
+
+    # ------------------------------------------------------------------ the work
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (delivery := self._next()) is not None:
+                await self._work_on(delivery)
+
+    async def _work_on(self, delivery: Delivery) -> None:
+        self._deliveries.remove(delivery)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._deliver(delivery))
+            self._running = (delivery, task)
+            try:
+                await asyncio.wait([task])
+            finally:
+                self._running = None
+        self.changed.set()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        await asyncio.sleep(max(0.0, delivery.not_before_s - boot_s()))
+        delivery.attempt += 1
+        started_s, started_ns = boot_s(), boot_ns()
+        try:
+            images = await self._hashed(delivery)
+            plan = images.parts[0].segment.plan()
+            override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
+            manifest = await self._pipeline.ship(images, plan, self._around.generation(), wall_s(), override)
+        except CorruptError as error:
+            await self._around.quarantine(f"step {delivery.at.step}", "ram", str(error))
+            await self._give_up(delivery, str(error))
+        except SupersededError as error:
+            self._around.superseded(str(error))
+            await self._give_up(delivery, str(error))
+        except TierError as error:
+            await self._retry(delivery, error)
+        else:
+            await self._committed(delivery, images, manifest, boot_s() - started_s, started_ns)
+
+    async def _committed(
+        self, delivery: Delivery, images: ImageSet, manifest: Manifest, took_s: float, started_ns: int
+    ) -> None:
+        self.committed = manifest.at
+        self.committed_tier = self._journal_tier
+        self.rate_bytes_per_s = manifest.size_bytes / max(took_s, 1e-6)
+        staged_ns = min(part.sealed.staged_ns for part in images.parts)
+        board = self._around.board()
+        board.set_node(NodeWord.COMMITTED_NS, staged_ns)
+        board.set_node(NodeWord.COMMITTED, manifest.at.step + 1)
+        self._journal.record(
+            "committed",
+            step=manifest.at.step,
+            tier=self.committed_tier,
+            bytes=manifest.size_bytes,
+            seconds=round(took_s, 4),
+            trigger=manifest.trigger,
+            tag=manifest.tag,
+        )
+        self._resolve(delivery.at, None)
+        if self._copies and delivery.trigger not in ("emergency", "agent"):
+            await self._copy(images, manifest)
+        await self._unpin(delivery)
+        self._due_s = next_start(self._cadence, started_ns / 1e9, boot_s(), manifest.size_bytes)
+        if delivery.trigger == "periodic":
+            self._periodic.set()
+        await self._on_commit(manifest)
+
+    async def _copy(self, images: ImageSet, manifest: Manifest) -> None:
+        started_s = boot_s()
+        try:
+            await self._pipeline.copy_to_disks(images, manifest)
+        except TierError as error:
+            self._journal.record("save_failed", step=manifest.at.step, tier="disk", why=str(error), attempt=1)
+        else:
+            took_s = round(boot_s() - started_s, 4)
+            self._journal.record(
+                "copied", step=manifest.at.step, tier="disk", bytes=manifest.size_bytes, seconds=took_s
+            )
+
+    async def _hashed(self, delivery: Delivery) -> ImageSet:
+        parts: list[Held] = []
+        for rank in sorted(delivery.parts):
+            segment, slot, seq = delivery.parts[rank]
+            held = await self._memory.hash_slot(segment, slot)
+            if held is None or held.sealed.seq != seq:
+                raise CorruptError(f"the image of rank {rank} at step {delivery.at.step} is gone")
+            parts.append(held)
+        return ImageSet(delivery.at, parts[0].segment.plan_hash, tuple(parts))
+
+    async def _retry(self, delivery: Delivery, error: TierError) -> None:
+        self._journal.record(
+            "save_failed", step=delivery.at.step, tier=self._journal_tier, why=str(error), attempt=delivery.attempt
+        )
+        if isinstance(error, TierFullError):
+            await self._around.make_space()
+        if delivery.attempt >= _ATTEMPTS.get(delivery.trigger, 1 << 30):
+            await self._give_up(delivery, str(error))
+            return
+        delivery.not_before_s = boot_s() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**delivery.attempt)
+        self._deliveries.append(delivery)
+        self._wake.set()
+
+    async def _give_up(self, delivery: Delivery, why: str) -> None:
+        if delivery in self._deliveries:
+            self._deliveries.remove(delivery)
+        self._resolve(delivery.at, why)
+        await self._unpin(delivery)
+        if delivery.trigger == "periodic":
+            # Training goes on; a fresher step is taken instead.
+            self._due_s = boot_s() + _FIRST_PAUSE_S * 2**delivery.attempt
+            self._periodic.set()
+        self.changed.set()
+
+    async def _abandon(self, delivery: Delivery, why: str) -> None:
+        if self._running is not None and self._running[0] is delivery:
+            self._running[1].cancel()
+            await asyncio.wait([self._running[1]])
+        self._journal.record("skipped", step=delivery.at.step, why=why)
+        await self._give_up(delivery, why)
+
+    def _preempt_for(self, delivery: Delivery) -> None:
+        # An eviction leaves no time to finish what is older anyway.
+        if self._running is None or _URGENCY[delivery.trigger] > 1 or self._running[0].at >= delivery.at:
+            return
+        running, task = self._running
+        if _URGENCY[running.trigger] > 1:
+            task.cancel()
+            task.add_done_callback(lambda done: self._preempted(done, running))
+
+    def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
+        # Shipped again, should there be time left: a waiting save() is not forgotten.
+        if task.cancelled():
+            self._deliveries.append(delivery)
+            self._wake.set()
+
+    def _next(self) -> Delivery | None:
+        ready = [delivery for delivery in self._deliveries if delivery.complete]
+        return min(ready, key=lambda d: (_URGENCY[d.trigger], -d.at.step), default=None)
+
+    def _find(self, at: StepId, trigger: str) -> Delivery | None:
+        found = (d for d in self._deliveries if d.at == at and d.trigger == trigger and not d.complete)
+        return next(found, None)
+
+    def _all(self) -> Iterable[Delivery]:
+        running = [self._running[0]] if self._running is not None else []
+        return [*running, *self._deliveries]
+
+    def _resolve(self, at: StepId, outcome: str | None) -> None:
+        for future in self._waiters.pop(at, []):
+            if not future.done():
+                future.set_result(outcome)
+
+    async def _unpin(self, delivery: Delivery) -> None:
+        for rank, (segment, slot, seq) in delivery.parts.items():
+            await self._around.unpin(rank, segment, slot, seq)
+
+    @property
+    def _journal_tier(self) -> str:
+        return self._pipeline.tier_name
+
+    def status(self) -> dict[str, Any]:
+        """For `surefoot status`."""
+        return {
+            "committed": self.committed and self.committed.step,
+            "tier": self.committed_tier,
+            "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._all()],
+            "bytes_per_s": round(self.rate_bytes_per_s),
+        }

@@ -1,0 +1,241 @@
+"""The start of a generation: one choice of what to restore, made here, recorded, and obeyed by all trainers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.agent.books import Books
+from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
+from surefoot.agent.journal import Journal
+from surefoot.agent.memory import ImageSet, Memory
+from surefoot.clock import boot_s, wall_s
+from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.layout import StepId, commit_key
+from surefoot.core.lineage import Cuts, counts, cuts
+from surefoot.core.manifest import Generation, Manifest, Parent
+from surefoot.core.plan import Plan
+from surefoot.core.recovery import Place, Source, ranking
+from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError, RestoreError
+from surefoot.tiers.base import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What a generation starts from: every rank's bytes, verified, and every rank's record."""
+
+    source: Source
+    plan: Plan
+    fetched: list[Fetched]
+    records: tuple[Mapping[str, Any], ...]
+    held: ImageSet | None
+    """The set in shared memory that it came from, if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A generation that may train: its record is written."""
+
+    generation: Generation
+    image: Image | None
+    phases: dict[str, float]
+
+
+class Starter:
+    """Chooses and claims. Remembers nothing between starts but what proved bad."""
+
+    def __init__(
+        self, books: Books, disks: Tier | None, memory: Memory, journal: Journal, launch: str, node: str, resume: str
+    ) -> None:
+        self._books = books
+        self._disks = disks
+        self._memory = memory
+        self._journal = journal
+        self._launch = launch
+        self._node = node
+        self._resume = resume
+        self._refused: dict[str, str] = {}
+        """Bad copies met, with the reason; for the message when nothing is left."""
+
+    async def begin(self, world_size: int, give_way: Callable[[], bool]) -> Beginning | None:
+        """Choose what to restore, verify it, and claim the next generation. None if `give_way` says so first.
+
+        Raises:
+            RestoreError: the run has history, but nothing of it can be restored.
+            TierError: a tier did not answer. Never taken for "nothing there".
+        """
+        began_s = boot_s()
+        while True:
+            generations = await self._books.generations()
+            chain = cuts(generations)
+            await self._finish_commits(chain)
+            chosen_s = boot_s()
+            image = None if self._from_scratch(generations) else await self._best(chain)
+            fetched_s = boot_s()
+            if give_way():
+                self.release(image)
+                return None
+            generation = Generation(
+                max(generations, default=0) + 1, self._launch, _parent(image), world_size, self._node, wall_s()
+            )
+            try:
+                await self._books.put_generation(generation)
+            except ObjectExistsError:
+                # Somebody else began meanwhile: what to restore must be decided again.
+                self.release(image)
+                continue
+            phases = {"choose": round(chosen_s - began_s, 4), "fetch": round(fetched_s - chosen_s, 4)}
+            return Beginning(generation, image, phases)
+
+    def release(self, image: Image | None) -> None:
+        """Give back what was fetched for a start."""
+        if image is not None:
+            close_all(image.fetched)
+
+    def _from_scratch(self, generations: Mapping[int, Generation]) -> bool:
+        mine = [g for g in generations.values() if g.launch == self._launch]
+        # Only this launch's first start ignores what is there; its restarts go on.
+        return self._resume == "never" and not mine
+
+    async def _finish_commits(self, chain: Cuts) -> None:
+        """Commit what is acknowledged in full: whoever was to do it may have died in between."""
+        for at, acks in sorted((await self._books.acks()).items()):
+            shards = complete_set(acks, at)
+            if shards is None or not counts(at, chain):
+                continue
+            try:
+                sizes = [await self._books.tier.size(shard.key) for shard in shards]
+            except ObjectMissingError:
+                continue
+            if sizes == [shard.size_bytes for shard in shards]:
+                manifest = make_manifest(shards, await self._books.generation(at.generation), wall_s())
+                if await self._books.put_manifest(manifest):
+                    self._journal.record(
+                        "committed",
+                        step=at.step,
+                        tier=self._books.tier.name,
+                        bytes=manifest.size_bytes,
+                        seconds=0.0,
+                        trigger=manifest.trigger,
+                        tag=manifest.tag,
+                    )
+
+    async def _best(self, chain: Cuts) -> Image | None:
+        """The newest image that counts and verifies, nearest place first."""
+        sets = {self._source_of(images): images for images in await self._memory.whole_sets()}
+        commits = [at for at in await self._books.commits() if counts(at, chain)]
+        steps = sorted({*commits, *(source.at for source in sets if counts(source.at, chain))}, reverse=True)
+        had_history = False
+        for at in steps:
+            manifest = await self._manifest(at) if at in commits else None
+            had_history |= manifest is not None or at not in commits
+            here = {source: images for source, images in sets.items() if source.at == at}
+            sources = ranking([*here, *self._stored(manifest)], chain)
+            for source in sources:
+                image = await self._load(source, here.get(source), manifest)
+                if image is not None:
+                    return image
+        return self._nothing(had_history)
+
+    def _nothing(self, had_history: bool) -> None:
+        if self._refused or had_history:
+            reasons = "; ".join(f"{what}: {why}" for what, why in self._refused.items())
+            raise RestoreError(
+                f"{self._books.tier.uri} has checkpoints, but none can be restored ({reasons}); "
+                "repair one, or start over on purpose with --resume never"
+            )
+        if self._resume == "must":
+            raise RestoreError(f"{self._books.tier.uri} has no checkpoint, and --resume must was asked for")
+
+    @staticmethod
+    def _source_of(images: ImageSet) -> Source:
+        return Source(images.at, "ram", images.plan, committed=False)
+
+    def _stored(self, manifest: Manifest | None) -> Sequence[Source]:
+        if manifest is None:
+            return []
+        authority: Place = "object" if self._books.tier.name == "object" else "disk"
+        sources = [Source(manifest.at, authority, manifest.plan, committed=True)]
+        if self._disks is not None:
+            # A copy; "ram" < "disk" < "object" puts it before a bucket, and its absence costs one look.
+            sources.insert(0, Source(manifest.at, "disk", f"{manifest.plan}/copy", committed=True))
+        return sources
+
+    async def _manifest(self, at: StepId) -> Manifest | None:
+        try:
+            manifest = await self._books.manifest(at)
+        except CorruptError as error:
+            await self._quarantine(commit_key(at), self._books.tier.name, str(error))
+            return None
+        except ObjectMissingError:
+            return None
+        return manifest if manifest is not None and manifest.retired is None else None
+
+    async def _load(self, source: Source, images: ImageSet | None, manifest: Manifest | None) -> Image | None:
+        if images is not None:
+            return await self._load_held(source, images)
+        assert manifest is not None
+        copy = source.plan.endswith("/copy")
+        tier = self._disks if copy else self._books.tier
+        assert tier is not None
+        if copy and not await self._has_all(tier, manifest):
+            return None
+        try:
+            plan = await self._books.plan(manifest.plan)
+            fetched = await fetch_step(tier, manifest, plan)
+        except ShardError as error:
+            await self._quarantine(error.key, "disk copy" if copy else tier.name, error.why)
+            if copy:
+                await tier.delete([error.key])
+            return None
+        except CorruptError as error:
+            await self._quarantine(f"plan of step {source.at.step}", tier.name, str(error))
+            return None
+        except ObjectMissingError as error:
+            await self._quarantine(f"plan of step {source.at.step}", tier.name, str(error))
+            return None
+        plain = Source(source.at, source.place, manifest.plan, committed=True)
+        return Image(plain, plan, fetched, tuple(shard.record for shard in manifest.shards), None)
+
+    async def _load_held(self, source: Source, images: ImageSet) -> Image | None:
+        try:
+            await self._memory.verify(images)
+            plan = images.parts[0].segment.plan()
+            records = tuple(json.loads(part.segment.record(part.sealed)) for part in images.parts)
+        except CorruptError as error:
+            await self._quarantine(f"image of step {source.at.step}", "ram", str(error))
+            return None
+        fetched = [
+            Fetched(
+                part.segment.rank,
+                part.segment.fd,
+                part.segment.geometry.image_offset(part.sealed.slot),
+                part.segment.geometry.image_bytes,
+                owned=False,
+            )
+            for part in images.parts
+        ]
+        return Image(source, plan, fetched, records, images)
+
+    async def _has_all(self, tier: Tier, manifest: Manifest) -> bool:
+        try:
+            for shard in manifest.shards:
+                await tier.size(shard.key)
+        except ObjectMissingError:
+            return False
+        return True
+
+    async def _quarantine(self, what: str, tier: str, why: str) -> None:
+        self._refused[f"{what} on {tier}"] = why
+        self._journal.record("quarantined", object=what, tier=tier, why=why)
+        if tier == self._books.tier.name:
+            await self._books.quarantine(what.replace(" ", "-"), why, wall_s())
+
+
+def _parent(image: Image | None) -> Parent | None:
+    if image is None:
+        return None
+    at = image.source.at
+    return Parent(at.generation, at.step, image.source.committed)

@@ -1,0 +1,157 @@
+"""Events, schema v1: what happened, one JSON object a line. The log that a person reads is made from them.
+
+Every event has `v` (1), `t` (seconds since the epoch), `event`, `run`, `launch`, `node`, `generation` (0 before
+there is one). The fields beside these, by event:
+
+    agent_started      adopted: number of segments taken over; restart: bool
+    generation         parent: step or null, world_size, workers
+    resumed            from_step, tier, redone_steps, phases: {name: seconds}
+    step               step, step_s: seconds a step took, sampled (at most one a second)
+    planned            items, bytes, slots, slot_bytes, place: shm or memfd
+    stall              step, stall_s: training thread's wait for staging, sampled
+    sealed             step, bytes, trigger
+    skipped            step, why
+    committed          step, tier, bytes, seconds, trigger, tag
+    copied             step, tier, bytes, seconds: a copy on a local disk
+    notice             source, grace_s
+    evicted            step, safe, seconds: from the notice to the end
+    worker_lost        rank, pid, step
+    stopped            ranks, why
+    save_failed        step, tier, why, attempt
+    quarantined        object, tier, why
+    swept              steps, bytes
+    superseded         by: generation and launch
+    durable_age        age_s, step, tier: an alarm
+    warning            what
+    left               step, finished
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+Event = dict[str, Any]
+
+_SILENT = {"step", "stall", "sealed"}
+
+
+def make_event(kind: str, *, t: float, run: str, launch: str, node: str, generation: int, **fields: Any) -> Event:
+    """An event of schema v1."""
+    return {
+        "v": SCHEMA_VERSION,
+        "t": round(t, 6),
+        "event": kind,
+        "run": run,
+        "launch": launch,
+        "node": node,
+        "generation": generation,
+        **fields,
+    }
+
+
+def describe(event: Event) -> str | None:
+    """The sentence that a person reads, or None for events that are too many to read."""
+    kind = event["event"]
+    if kind in _SILENT:
+        return None
+    template = _SENTENCES.get(kind)
+    if template is None:
+        extra = {key: value for key, value in event.items() if key not in _COMMON}
+        return f"{kind}: " + ", ".join(f"{key}={value}" for key, value in extra.items())
+    return template(event)
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as storage is sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _resumed(event: Event) -> str:
+    if event["from_step"] is None:
+        return "nothing to resume: starting at step 0"
+    seconds = sum(event["phases"].values())
+    redone = event.get("redone_steps")
+    again = f", {redone} finished step(s) to train again" if redone else ""
+    return f"resumed from step {event['from_step']} out of {event['tier']} in {seconds:.1f} s{again}"
+
+
+def _committed(event: Event) -> str:
+    tag = f", tag {event['tag']}" if event.get("tag") else ""
+    return (
+        f"committed step {event['step']} on {event['tier']}: {human_bytes(event['bytes'])} "
+        f"in {event['seconds']:.1f} s ({event['trigger']}{tag})"
+    )
+
+
+def _notice(event: Event) -> str:
+    return f"eviction notice ({event['source']}): {event['grace_s']:.1f} s left"
+
+
+def _evicted(event: Event) -> str:
+    if event["safe"]:
+        return f"evicted: step {event['step']} is safe; start the run again to go on"
+    return f"evicted: step {event['step']} could NOT be made safe in time; an older checkpoint will be used"
+
+
+def _planned(event: Event) -> str:
+    return (
+        f"{event['items']} tensors, {human_bytes(event['bytes'])} a step on this node; "
+        f"{event['slots']} slots in {event['place']}"
+    )
+
+
+def _quarantined(event: Event) -> str:
+    return f"quarantined {event['object']} on {event['tier']}: {event['why']}"
+
+
+def _save_failed(event: Event) -> str:
+    return f"saving step {event['step']} on {event['tier']} failed (attempt {event['attempt']}): {event['why']}"
+
+
+def _durable_age(event: Event) -> str:
+    where = f"step {event['step']} on {event['tier']}" if event["step"] is not None else "none yet"
+    return f"the newest durable checkpoint ({where}) is {event['age_s']:.0f} s old"
+
+
+def _generation(event: Event) -> str:
+    start = "from scratch" if event["parent"] is None else f"from step {event['parent']}"
+    return f"generation {event['generation']}: {event['world_size']} rank(s), {start}"
+
+
+def _worker_lost(event: Event) -> str:
+    return f"rank {event['rank']} (process {event['pid']}) died after step {event['step']}"
+
+
+def _agent_started(event: Event) -> str:
+    how = "agent restarted" if event["restart"] else "agent started"
+    return f"{how}, {event['adopted']} segment(s) taken over"
+
+
+_SENTENCES: dict[str, Callable[[Event], str]] = {
+    "resumed": _resumed,
+    "committed": _committed,
+    "copied": lambda e: f"copied step {e['step']} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
+    "notice": _notice,
+    "evicted": _evicted,
+    "planned": _planned,
+    "quarantined": _quarantined,
+    "save_failed": _save_failed,
+    "durable_age": _durable_age,
+    "generation": _generation,
+    "worker_lost": _worker_lost,
+    "agent_started": _agent_started,
+    "skipped": lambda e: f"step {e['step']} was not staged: {e['why']}",
+    "stopped": lambda e: f"stopped rank(s) {e['ranks']}: {e['why']}",
+    "swept": lambda e: f"deleted {len(e['steps'])} given-up checkpoint(s), {human_bytes(e['bytes'])}",
+    "superseded": lambda e: f"superseded by {e['by']}: this launch stops",
+    "warning": lambda e: f"warning: {e['what']}",
+    "left": lambda e: f"{'finished' if e['finished'] else 'left'} after step {e['step']}",
+}
+_COMMON = {"v", "t", "event", "run", "launch", "node", "generation"}

@@ -1,0 +1,234 @@
+"""Where a run lives on this machine: its lock, and the private directory with socket, board and segments.
+
+    <base>/surefoot-<euid>-<run>.lock        held by the run's agent; its text says who and where
+    <base>/surefoot-<euid>-<run>-<nonce>/    0700: agent.sock, board, *.seg, rank locks
+
+The lock's name is made of user and run alone, so a second launch meets it. `flock` says whether the holder lives;
+pids do not. The directory's name has a nonce: nobody can be waiting under it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import AgentError, RunBusyError
+
+BASE_VARIABLE = "SUREFOOT_SHM"
+"""Environment variable that names another base directory than /dev/shm; it must be in memory to be quick."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - entries are private: own user, 0700 or 0600, never followed
+_SOCKET_PATH_BYTES = 107
+
+
+def base_directory() -> Path:
+    return Path(os.environ.get(BASE_VARIABLE, _SHARED_MEMORY))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run's traces on this machine."""
+
+    run: str
+    lock: Path
+    alive: bool
+    info: dict[str, Any]
+    directories: tuple[Path, ...]
+
+
+class Home:
+    """A held lock and the directory that goes with it."""
+
+    def __init__(
+        self, run: str, lock_fd: int, lock: Path, directory: Path, info: dict[str, Any], previous: dict[str, Any]
+    ) -> None:
+        self.run = run
+        self.directory = directory
+        self.previous_launch: str | None = previous.get("launch")
+        """Launch of the holder before, if it did not let go in good order."""
+        self._lock_fd = lock_fd
+        self._lock = lock
+        self._info = info
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "agent.sock"
+
+    @property
+    def board(self) -> Path:
+        return self.directory / "board"
+
+    @classmethod
+    def take(cls, run: str, launch: str, node: str) -> Home:
+        """Take the run's lock on this machine and its directory, an older launch's if one is left.
+
+        Raises:
+            RunBusyError: another agent holds it; `holder` tells what is known of it.
+        """
+        lock = _lock_path(run)
+        fd = _open_lock(lock)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            info = _read_info(fd)
+            os.close(fd)
+            raise RunBusyError(_busy(run, info)) from None
+        try:
+            if not os.fstat(fd).st_nlink:
+                os.close(fd)
+                return cls.take(run, launch, node)
+            return cls._with_directory(run, launch, node, fd, lock)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _with_directory(cls, run: str, launch: str, node: str, fd: int, lock: Path) -> Home:
+        # A child that inherited the descriptor would keep the lock for ever.
+        os.register_at_fork(after_in_child=lambda: _close_quietly(fd))
+        directories = _directories(run)
+        directory = directories[-1] if directories else _make_directory(run)
+        for older in directories[:-1]:
+            shutil.rmtree(older)
+        previous = _read_info(fd)
+        info = {"pid": os.getpid(), "launch": launch, "node": node, "directory": str(directory), "draining": False}
+        home = cls(run, fd, lock, directory, info, previous)
+        home._write_info()
+        home.socket.unlink(missing_ok=True)
+        if len(os.fsencode(home.socket)) > _SOCKET_PATH_BYTES:
+            raise AgentError(f"{home.socket} is too long for a socket; set {BASE_VARIABLE} to a shorter directory")
+        return home
+
+    def set_draining(self) -> None:
+        """From here on a newcomer waits for the lock instead of being refused."""
+        self._info["draining"] = True
+        self._write_info()
+
+    def remove(self) -> None:
+        """Remove the directory and everything in it. The lock's file stays: removing it would let two hold it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def release(self) -> None:
+        os.ftruncate(self._lock_fd, 0)
+        os.close(self._lock_fd)
+
+    def _write_info(self) -> None:
+        data = json.dumps(self._info).encode()
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, data, 0)
+
+
+def find_runs() -> list[Found]:
+    """Every run of this user that left something on this machine."""
+    prefix = f"surefoot-{os.geteuid()}-"
+    runs: dict[str, None] = {}
+    for path in sorted(base_directory().glob(f"{prefix}*")):
+        run = path.name[len(prefix) :].removesuffix(".lock").split("-")[0]
+        if run:
+            runs[run] = None
+    return [_found(run) for run in runs]
+
+
+def clean_run(found: Found) -> int:
+    """Remove what a dead run left; returns the bytes given back.
+
+    Raises:
+        RunBusyError: it lives.
+    """
+    fd = _open_lock(found.lock)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunBusyError(_busy(found.run, _read_info(fd))) from None
+        freed = sum(path.stat().st_blocks * 512 for directory in found.directories for path in directory.iterdir())
+        for directory in found.directories:
+            shutil.rmtree(directory)
+        # Unlinked under the lock: whoever opens the name from now on makes a new file, and whoever holds the old
+        # one sees that its name is gone (see `_open_lock`).
+        found.lock.unlink(missing_ok=True)
+        return freed
+    finally:
+        os.close(fd)
+
+
+def is_draining(run: str) -> bool:
+    """True if the run's lock is held by an agent that is on its way out."""
+    return bool(_found(run).info.get("draining"))
+
+
+def _found(run: str) -> Found:
+    lock = _lock_path(run)
+    alive, info = False, {}
+    if lock.exists():
+        fd = _open_lock(lock)
+        try:
+            info = _read_info(fd)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alive = True
+        finally:
+            os.close(fd)
+    return Found(run, lock, alive, info, tuple(_directories(run)))
+
+
+def _lock_path(run: str) -> Path:
+    return base_directory() / f"surefoot-{os.geteuid()}-{run}.lock"
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        info = os.fstat(fd)
+        if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise AgentError(f"{path} belongs to user {info.st_uid}: remove it, or set {BASE_VARIABLE}")
+        if info.st_nlink:
+            return fd
+        os.close(fd)
+
+
+def _directories(run: str) -> list[Path]:
+    """This user's private directories of a run, oldest first. Anybody else's is not ours to use."""
+    found = []
+    for path in base_directory().glob(f"surefoot-{os.geteuid()}-{run}-*"):
+        info = path.lstat()
+        private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
+        if private:
+            found.append((info.st_mtime_ns, path))
+    return [path for _mtime, path in sorted(found)]
+
+
+def _make_directory(run: str) -> Path:
+    path = base_directory() / f"surefoot-{os.geteuid()}-{run}-{secrets.token_hex(4)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _read_info(fd: int) -> dict[str, Any]:
+    try:
+        info = json.loads(os.pread(fd, 4096, 0) or b"{}")
+    except ValueError:
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _busy(run: str, info: dict[str, Any]) -> str:
+    return (
+        f"run {run} is already being trained on this machine (agent {info.get('pid', 'unknown')}); "
+        "wait for it, or stop it with `surefoot evict`"
+    )
+
+
+def _close_quietly(fd: int) -> None:
+    # In a forked child the descriptor may already be closed.
+    try:
+        os.close(fd)
+    except OSError:
+        return

@@ -1,0 +1,113 @@
+"""Start a node agent, or find the one that another process of this launch has started."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from surefoot import errors
+from surefoot.agent.config import AgentConfig
+from surefoot.clock import boot_s
+from surefoot.errors import AgentError
+from surefoot.home import base_directory
+from surefoot.wire import connect
+
+READY_WITHIN_S = 180.0
+"""An agent may have to wait for an older one that is still shipping."""
+
+
+def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """Start an agent as a program of its own, in its own session, and wait until it serves.
+
+    Never a fork of the caller, whose threads and libraries would come along half alive.
+
+    Returns:
+        The process, and what it said: `socket`, `board`, `run`.
+
+    Raises:
+        SurefootError: it could not start; the error is the agent's own.
+    """
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "surefoot.agent", config.to_json(), str(writer)],
+            pass_fds=(writer,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        os.close(writer)
+    try:
+        answer = _first_line(reader, READY_WITHIN_S)
+    finally:
+        os.close(reader)
+    if "error" in answer:
+        process.wait()
+        kind = getattr(errors, str(answer.get("kind")), AgentError)
+        raise kind(answer["error"])
+    return process, answer
+
+
+def find_or_spawn(config: AgentConfig, key: str) -> dict[str, Any]:
+    """The agent of the launch that `key` names; started here if none serves yet. Safe for racing processes."""
+    note = base_directory() / f"surefoot-{os.geteuid()}-launch-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with _locked(note) as fd:
+        known = os.pread(fd, 65536, 0)
+        if known:
+            answer: dict[str, Any] = json.loads(known)
+            if _serves(answer["socket"]):
+                return answer
+        _process, answer = spawn_agent(config)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(answer).encode(), 0)
+        return answer
+
+
+def launch_key(owner_pid: int, uri: str) -> str:
+    """Names a launch by its owner's process, which its pid alone would not: pids are used again."""
+    start = Path(f"/proc/{owner_pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{owner_pid}-{start}-{uri}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise AgentError(f"{path} belongs to another user: remove it")
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _serves(socket_path: str) -> bool:
+    try:
+        connect(socket_path, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _first_line(fd: int, within_s: float) -> dict[str, Any]:
+    end_s = boot_s() + within_s
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([fd], [], [], max(0.0, end_s - boot_s()))
+        if not ready:
+            raise AgentError(f"the agent did not get ready within {within_s:.0f} s")
+        part = os.read(fd, 65536)
+        if not part:
+            raise AgentError("the agent ended before it was ready; what it printed says why")
+        data += part
+    answer: dict[str, Any] = json.loads(data)
+    return answer
