@@ -140,13 +140,14 @@ class Tree:
         Invariant: a path is in `_durable` only after its parent was synced by us since we saw it there. A
         directory that another writer made a moment ago may not be synced yet, so "it exists" is not enough.
         """
+        made = False
         for _ in range(_RACE_TRIES):
-            made = create and self._make(fd, name)
             try:
                 child = os.open(name, _BELOW_ROOT, dir_fd=fd)
             except FileNotFoundError:
                 if not create:
                     raise
+                made = self._make(fd, name)
                 continue
             if create and (made or path not in self._durable):
                 self._sync_entry(fd, child, path)
