@@ -42,7 +42,7 @@ def test_tensors_lie_aligned_and_without_gaps(boxes: list[Box], rank: int) -> No
 
 @given(_boxes)
 def test_the_header_describes_the_places(boxes: list[Box]) -> None:
-    """Length word, JSON and padding are exact; each entry has the range of `places` and a type that all readers know."""
+    """Length word, JSON and padding are exact; each entry has the range of `places` and a type known to all."""
     image = build_image(boxes, "b" * 32, 3)
     (length,) = struct.unpack("<Q", image.header[:8])
     assert length == len(image.header) - 8

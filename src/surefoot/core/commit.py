@@ -15,23 +15,34 @@ _WEIGHT: dict[Trigger, int] = {"agent": 0, "periodic": 1, "final": 2, "manual": 
 
 
 def complete_set(acks: Iterable[Shard], at: StepId) -> tuple[Shard, ...] | None:
-    """One acknowledged shard a rank, of one plan, if there is such a set. Several attempts of a rank: any will do."""
-    by_plan: dict[str, dict[int, Shard]] = {}
-    for ack in sorted(acks, key=lambda shard: (shard.plan, shard.id.rank, shard.id.attempt)):
+    """One acknowledged shard a rank, of one plan, if there is such a set. Several attempts of a rank: any will do.
+
+    The result does not depend on the order of `acks`. Acknowledgements of one plan that do not agree on the world size
+    make no set: one of them lies, and a set that is too small would be a torn checkpoint.
+    """
+    by_plan: dict[str, list[Shard]] = {}
+    for ack in acks:
         if ack.id.at == at:
-            by_plan.setdefault(ack.plan, {}).setdefault(ack.id.rank, ack)
-    for shards in by_plan.values():
-        world_sizes = {shard.record.get("world_size") for shard in shards.values()}
-        if world_sizes == {len(shards)} and sorted(shards) == list(range(len(shards))):
+            by_plan.setdefault(ack.plan, []).append(ack)
+    for plan in sorted(by_plan):
+        world_size = _agreed_world_size(by_plan[plan])
+        shards: dict[int, Shard] = {}
+        for ack in sorted(by_plan[plan], key=lambda shard: (shard.id.attempt, shard.xxh3_128, shard.size_bytes)):
+            shards.setdefault(ack.id.rank, ack)
+        if len(shards) == world_size and sorted(shards) == list(range(len(shards))):
             return tuple(shards[rank] for rank in sorted(shards))
     return None
+
+
+def _agreed_world_size(acks: Sequence[Shard]) -> int | None:
+    claims = [ack.record.get("world_size") for ack in acks]
+    return claims[0] if all(type(claim) is int and claim == claims[0] for claim in claims) else None
 
 
 def make_manifest(shards: Sequence[Shard], generation: Generation, now: float) -> Manifest:
     """The manifest of a complete set. Trigger, tag and metrics are those that the ranks' records carry."""
     records = [shard.record for shard in shards]
-    triggers = [record.get("trigger") for record in records]
-    known = [trigger for trigger in triggers if trigger in _WEIGHT]
+    known = [trigger for trigger in _WEIGHT if any(record.get("trigger") == trigger for record in records)]
     trigger: Trigger = max(known, key=lambda t: _WEIGHT[t]) if known else "agent"
     metrics: dict[str, object] = {}
     for record in records:
