@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
+from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
 from surefoot.core.layout import is_safe_key
 from surefoot.errors import ObjectMissingError, TierError
@@ -32,6 +33,7 @@ DEFAULT_STALL_S = 60.0
 
 _NUM_REQUESTS = 8
 _READ_PIECE_BYTES = 8 << 20
+_NEVER_WRITTEN = "+nothing"
 _CONFLICT_TRIES = 6
 _CONFLICT_PAUSE_S = 0.1
 
@@ -103,7 +105,7 @@ class ObjectTier:
         await _all_or_first_error(pieces)
 
     async def size(self, key: str) -> int:
-        """See `Tier.size`. An answer without a body cannot say what is missing: a missing one is asked for by GET."""
+        """See `Tier.size`. The answer to HEAD has no body that says what is wrong: then GET is asked."""
         return await self._call("look at", key, self._size(self._path(key)))
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -162,7 +164,7 @@ class ObjectTier:
         return await obstore.get_range_async(self._store, path, start=start, length=length)
 
     async def _size(self, path: str) -> int:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
             return (await obstore.head_async(self._store, path))["size"]
         return await self._size_by_get(path)
 
@@ -195,7 +197,23 @@ class ObjectTier:
                 # Foreign objects (markers of "directories", odd names) are none of ours and are not shown.
                 if key.startswith(prefix) and is_safe_key(key):
                     found.append(Entry(key, item["size"]))
+        if not found:
+            await self._confirm_empty(prefix)
         return sorted(found, key=lambda entry: entry.key)
+
+    async def _confirm_empty(self, prefix: str) -> None:
+        """The library takes any well-formed answer, such as a portal's page, for a listing without entries.
+
+        So an empty one is believed only of somebody who can also say, in a store's words, that an object is missing.
+        """
+        try:
+            await self._call("list", prefix, self._size_by_get(f"{self._prefix}{prefix}{_NEVER_WRITTEN}"))
+        except ObjectMissingError:
+            return
+        raise TierError(
+            f"object store: cannot list {self._uri}/{prefix}: whoever answers there has every object that one asks "
+            "for, and lists none; check the endpoint"
+        )
 
     # Last in the class: below it, `list` no longer names the built-in type.
     async def list(self, prefix: str) -> builtins.list[Entry]:

@@ -74,7 +74,8 @@ def _open_store(text: str, scheme: str) -> Tier:
         raise ConfigError(f"{text!r} has no // after {scheme}:; write {scheme}://bucket/prefix")
     bucket, _, prefix = rest[2:].partition("/")
     if not _BUCKET.match(bucket):
-        raise ConfigError(f"{text!r} names no bucket, or an impossible one; write {scheme}://bucket/prefix")
+        # The text is not repeated: what stands where the bucket belongs may be a key and its secret.
+        raise ConfigError(f"the {scheme} URI names no bucket, or an impossible one; write {scheme}://bucket/prefix")
     return ObjectTier.open(scheme, bucket, _prefix(text, prefix))
 
 

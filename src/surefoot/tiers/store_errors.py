@@ -85,7 +85,12 @@ def redacted(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= 8 and _SECRET_ENV.search(name):
             text = text.replace(value, "…")
-    return _SECRET_TEXT.sub(lambda match: "".join(group or "" for group in match.groups()[:3]) + "…", text)
+    return _SECRET_TEXT.sub(_blacked_out, text)
+
+
+def _blacked_out(match: re.Match[str]) -> str:
+    *before, after = (group or "" for group in match.groups())
+    return f"{''.join(before)}…{after}"
 
 
 def _kind(error: BaseException, text: str, code: str) -> type[TierError]:

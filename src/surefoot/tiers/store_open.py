@@ -55,6 +55,8 @@ def open_store(scheme: str, bucket: str, stall_s: float) -> ObjectStore:
         if scheme == "gs":
             return GCSStore(bucket, client_options=client, retry_config=_retry(stall_s))
         return AzureStore(bucket, client_options=client, retry_config=_retry(stall_s))
+    except ConfigError:
+        raise
     except (BaseError, ValueError) as error:
         reason = redacted(str(error).split("\n", 1)[0])
     raise ConfigError(f"cannot use {scheme}://{bucket}: {reason}; check the environment variables")

@@ -28,6 +28,10 @@ MAX_PARTS = 9_000
 
 ABORT_WAIT_S = 5.0
 
+# A request may take one stall_s, and then be repeated for another; only after that is it for us to give up.
+_STALLS_PER_PART = 2.5
+_STALLS_AT_THE_END = 5.0
+
 
 class _AbandonedError(Exception):
     """Handed to the library through its iterator, so that it aborts the upload. Never leaves this module."""
@@ -81,7 +85,9 @@ class Upload:
         """Hand one part over. The library takes none while too many are under way: that is the watch on progress."""
         putting = asyncio.ensure_future(self._queue.put(part))
         try:
-            await asyncio.wait((putting, sending), timeout=self._stall_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (putting, sending), timeout=_STALLS_PER_PART * self._stall_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if sending.done():
                 sending.result()
             if not putting.done():
@@ -91,7 +97,7 @@ class Upload:
 
     async def _wait_for_end(self, sending: asyncio.Future[None]) -> None:
         """Parts under way and the completion: each request has its own limit in the library, this is the last net."""
-        done, _ = await asyncio.wait((sending,), timeout=3 * self._stall_s)
+        done, _ = await asyncio.wait((sending,), timeout=_STALLS_AT_THE_END * self._stall_s)
         if not done:
             raise self._stalled()
         sending.result()
@@ -135,7 +141,9 @@ class Upload:
         await asyncio.wait((sending,), timeout=ABORT_WAIT_S)
 
     def _stalled(self) -> TierError:
-        return TierError(f"object store: cannot write {self._place}: no progress for {self._stall_s:g} s")
+        return TierError(
+            f"object store: cannot write {self._place}: no progress for {_STALLS_PER_PART * self._stall_s:g} s"
+        )
 
 
 def _look_at(sending: asyncio.Future[None]) -> None:
