@@ -131,7 +131,7 @@ def _lived(seed: int, length: int) -> _World:
 @given(st.integers(0, 2**32), st.integers(1, 60))
 @settings(max_examples=300)
 def test_the_rule_is_what_was_really_continued(seed: int, length: int) -> None:
-    """In random histories of restarts, rollbacks, forks and late writers, what the newest lived counts, and only that."""
+    """In random histories of restarts, rollbacks, forks and late writers, what the newest lived counts, no more."""
     world = _lived(seed, length)
     chain = cuts(world.generations)
     for image in world.images:

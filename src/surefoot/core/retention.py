@@ -30,7 +30,8 @@ def to_retire(
     nothing goes.
     """
     live = [manifest for manifest in manifests if manifest.retired is None]
-    good = sorted((m.at for m in live if m.at in verified and counts(m.at, chain)), reverse=True)
+    # A set: one that is seen on two tiers is still one checkpoint.
+    good = sorted({m.at for m in live if m.at in verified and counts(m.at, chain)}, reverse=True)
     if len(good) < KEEP_NEWEST:
         return []
     bound = good[KEEP_NEWEST - 1]
