@@ -45,6 +45,8 @@ class Outcome:
     """Finished optimizer steps that were done again."""
     saves: float
     """Durable saves taken."""
+    loads: float
+    """Loads of the whole state from the durable tier, interrupted ones too."""
     work_s: float
 
     @property
@@ -62,7 +64,7 @@ def expected(job: Job, timing: Timing, hazard: Hazard, announced: float = 0.0) -
     shares = _Shares.of(job, timing, hazard, announced)
     up_s, compute_s = _clock_until_done(job.work_s, timing, shares.cold_gap_s)
     if isinf(up_s):
-        return Outcome(inf, {Phase.USEFUL: inf}, inf, inf, inf, inf, job.work_s)
+        return Outcome(inf, {Phase.USEFUL: inf}, inf, inf, inf, inf, inf, job.work_s)
     losses = _losses(job, timing, hazard, announced, shares)
     return _assemble(job, timing, up_s, compute_s, losses)
 
@@ -131,6 +133,7 @@ class _Losses:
     hot_lost_s: float
     hot_lost_steps: float
     cold_events: float
+    loads: float
     swapped: float
     """Standby nodes used."""
 
@@ -158,11 +161,12 @@ def _losses(job: Job, timing: Timing, hazard: Hazard, announced: float, shares: 
         wall += first_and_again * recovery.wall_s
         _add(node, recovery.node_s, first_and_again)
         swapped += (rate + share * again * shares.cold / gap_s) * min(k, timing.standby)
-    load_s = gap_s * again * shares.cold / gap_s
+    load_s = again * shares.cold  # M · (e^(R/M) − 1) for each cold event, of which there are P(cold) ÷ M a second
     wall += load_s
     _add(node, {Phase.RESTORE: load_s * _nodes_while_loading(job, timing, hazard)}, 1.0)
     events = (1.0 + again * shares.cold) / gap_s
-    return _Losses(wall, events, node, lost, steps, shares.cold / gap_s, swapped)
+    loads = shares.cold * (1.0 + again) / gap_s
+    return _Losses(wall, events, node, lost, steps, shares.cold / gap_s, loads, swapped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,7 @@ def _assemble(job: Job, timing: Timing, up_s: float, compute_s: float, losses: _
         lost_work_s=cold_lost_s + losses.hot_lost_s * up_s,
         lost_steps=cold_steps + hot_steps,
         saves=up_s / timing.period_s,
+        loads=losses.loads * up_s,
         work_s=job.work_s,
     )
 

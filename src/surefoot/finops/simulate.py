@@ -10,7 +10,7 @@ nodes, used-up standbys, any hazard, any speed of a smaller world.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ class Runs:
     lost_work_s: Floats
     lost_steps: Floats
     saves: Floats
+    loads: Ints
     work_s: float
     finished: Bools
 
@@ -57,6 +58,7 @@ class Runs:
             lost_work_s=float(self.lost_work_s.mean()),
             lost_steps=float(self.lost_steps.mean()),
             saves=float(self.saves.mean()),
+            loads=float(self.loads.mean()),
             work_s=self.work_s,
         )
 
@@ -119,7 +121,8 @@ class _Fleet:
     lost_work: Floats
     lost_steps: Floats
     up: Floats
-    finished: Bools = field(init=False)
+    loads: Ints
+    finished: Bools
 
     @classmethod
     def start(
@@ -133,7 +136,7 @@ class _Fleet:
         def zeros() -> Floats:
             return np.zeros(runs)
 
-        fleet = cls(
+        return cls(
             job=job,
             timing=timing,
             sampler=sampler,
@@ -161,9 +164,9 @@ class _Fleet:
             lost_work=zeros(),
             lost_steps=zeros(),
             up=zeros(),
+            loads=np.zeros(runs, dtype=np.int64),
+            finished=np.zeros(runs, dtype=np.bool_),
         )
-        fleet.finished = np.zeros(runs, dtype=np.bool_)
-        return fleet
 
     def advance(self, horizon_s: float) -> bool:
         """One round. False when every run has ended."""
@@ -239,6 +242,7 @@ class _Fleet:
         self._pause(who, redo_wall, Phase.WASTED_PROGRESS, self.redo * self.job.nodes)
         self._add(Phase.ELASTIC_SLICE_DOWN, np.where(who, redo_wall * self.present - self.redo * self.job.nodes, 0.0))
         self.load = np.where(who & self.cold, timing.load_s, self.load)
+        self.loads += who & self.cold
         self.redo[who] = 0.0
         self.cold[who] = False
         self.recovering[who] = False
@@ -336,6 +340,7 @@ class _Fleet:
             lost_work_s=self.lost_work,
             lost_steps=np.maximum(self.lost_steps, 0.0),
             saves=self.up / self.timing.period_s,
+            loads=self.loads,
             work_s=self.job.work_s,
             finished=self.finished,
         )

@@ -111,11 +111,15 @@ def stores() -> dict[str, Store]:
 
 
 def route_named(name: str) -> Route:
-    return _named(routes(), name, "way to the store")
+    known = routes()
+    _require(name, known, "way to the store")
+    return known[name]
 
 
 def store_named(name: str) -> Store:
-    return _named(stores(), name, "store")
+    known = stores()
+    _require(name, known, "store")
+    return known[name]
 
 
 def internet_egress_usd(cloud: str, gb_per_month: float) -> float:
@@ -132,10 +136,9 @@ def internet_egress_usd(cloud: str, gb_per_month: float) -> float:
     return cost
 
 
-def _named(known: Mapping[str, Any], name: str, what: str) -> Any:
+def _require(name: str, known: Mapping[str, object], what: str) -> None:
     if name not in known:
         raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}")
-    return known[name]
 
 
 def _tables() -> dict[str, Any]:

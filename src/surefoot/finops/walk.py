@@ -69,6 +69,7 @@ class _State:
     lost_work: float = 0.0
     lost_steps: float = 0.0
     saves: int = 0
+    loads: int = 0
 
     def spend(self, phase: Phase, node_s: float) -> None:
         self.node_s[phase] = self.node_s.get(phase, 0.0) + node_s
@@ -264,9 +265,7 @@ def _recover(state: _State, loss: _Cold, gap_s: float) -> bool:
     speed = job.speed(job.usable(state.present))
     redo_wall = loss.redo_s / speed
     state.spend(Phase.WASTED_PROGRESS, loss.redo_s * job.nodes)
-    state.pass_wall(
-        redo_wall, Phase.ELASTIC_SLICE_DOWN, state.present - loss.redo_s * job.nodes / max(redo_wall, 1e-12)
-    )
+    state.pass_wall(redo_wall, Phase.ELASTIC_SLICE_DOWN, state.present - job.nodes * speed)
     if not loss.is_cold:
         return True
     return _load(state, gap_s)
@@ -274,6 +273,7 @@ def _recover(state: _State, loss: _Cold, gap_s: float) -> bool:
 
 def _load(state: _State, gap_s: float) -> bool:
     left = state.timing.load_s
+    state.loads += 1
     while left > 0:
         to_arrival = max(0.0, min(state.arrivals, default=inf) - state.wall)
         step = min(left, gap_s, to_arrival)
@@ -294,6 +294,7 @@ def _outcome(state: _State) -> Outcome:
         lost_work_s=state.lost_work,
         lost_steps=state.lost_steps,
         saves=state.saves,
+        loads=state.loads,
         work_s=state.job.work_s,
     )
 
