@@ -32,6 +32,9 @@ class Dropped:
 
 
 def ranking(sources: Iterable[Source], chain: Cuts, dropped: Collection[Source] = ()) -> list[Source]:
-    """Sources that count, best first: newest step, then newest generation, then nearest place."""
+    """Sources that count, best first: newest step, then newest generation, then nearest place.
+
+    Equals are ordered too (committed first, then by plan), so that the listing's order decides nothing.
+    """
     usable = [source for source in sources if counts(source.at, chain) and source not in dropped]
-    return sorted(usable, key=lambda s: (-s.at.step, -s.at.generation, _NEARNESS[s.place]))
+    return sorted(usable, key=lambda s: (-s.at.step, -s.at.generation, _NEARNESS[s.place], not s.committed, s.plan))
