@@ -1,0 +1,196 @@
+"""Runs of the core told line by line: `transcripts/*.txt`, one situation a file.
+
+Lines that build the situation:
+
+    generation 7 from 6 at 1200          a generation record ("from scratch" for none)
+    checkpoint 1200 g6 [verified] [tag NAME] [retired SECONDS]
+    shards 1200 g6                       objects of a step that has no manifest
+    ack 1200 g6 rank 0 of 2 [plan b] [attempt bbbb] [KEY=VALUE ...]
+    source 1200 g6 ram [plan b] [memory-only]
+    drop 1200 g6 ram [plan b]
+    post notice replan durable free=1 every=2        one rank's vector; all posted ones are agreed on
+    boundary 7 [unplanned] [wanted] [last]           takes the agreed vector, and forgets it
+
+Lines that start with `expect` ask; "nothing" is an empty answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from math import inf
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from core_samples import generation, manifest, shard
+
+from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
+from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.layout import StepId
+from surefoot.core.lineage import counts, cuts
+from surefoot.core.manifest import Generation, Manifest, Shard
+from surefoot.core.recovery import Place, Source, ranking
+from surefoot.core.retention import abandoned_steps, to_retire, to_sweep
+from surefoot.errors import CorruptError
+
+_TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+
+
+class _Situation:
+    """What the lines so far have built, and the answers to `expect`."""
+
+    def __init__(self) -> None:
+        self.generations: dict[int, Generation] = {}
+        self.manifests: list[Manifest] = []
+        self.verified: set[StepId] = set()
+        self.shards: list[StepId] = []
+        self.acks: list[Shard] = []
+        self.sources: list[Source] = []
+        self.dropped: list[Source] = []
+        self.posted: list[Vector] = []
+        self.plan: BoundaryPlan | None = None
+
+    def play(self, line: str) -> None:
+        words = line.split()
+        if words[0] == "expect":
+            asked, _, wanted = line.removeprefix("expect ").partition(": ")
+            assert getattr(self, f"ask_{asked.split()[0]}")(asked.split()[1:]) == wanted.strip()
+        else:
+            getattr(self, f"say_{words[0]}")(words[1:])
+
+    def say_generation(self, words: list[str]) -> None:
+        parent = None if words[2] == "scratch" else (int(words[2]), int(words[4]))
+        self.generations[int(words[0])] = generation(int(words[0]), parent)
+
+    def say_checkpoint(self, words: list[str]) -> None:
+        at, options = _at(words), _options(words[2:])
+        retired = options.get("retired")
+        self.manifests.append(manifest(at, tag=options.get("tag"), retired=None if retired is None else float(retired)))
+        if "verified" in words:
+            self.verified.add(at)
+
+    def say_shards(self, words: list[str]) -> None:
+        self.shards.append(_at(words))
+
+    def say_ack(self, words: list[str]) -> None:
+        options = _options(words[2:])
+        record = {key: json.loads(value) for key, _, value in (w.partition("=") for w in words if "=" in w)}
+        self.acks.append(
+            shard(
+                _at(words),
+                int(options["rank"]),
+                world_size=int(options["of"]),
+                plan=options.get("plan", "a") * 32,
+                attempt=options.get("attempt", "aaaa"),
+                record=record,
+            )
+        )
+
+    def say_source(self, words: list[str]) -> None:
+        self.sources.append(_source(words))
+
+    def say_drop(self, words: list[str]) -> None:
+        self.dropped.append(_source(words))
+
+    def say_post(self, words: list[str]) -> None:
+        numbers = {key: int(value) for key, _, value in (w.partition("=") for w in words if "=" in w)}
+        flags: dict[str, Any] = {word: True for word in words if "=" not in word}
+        self.posted.append(Vector(**flags, free_slots=numbers.get("free", 1), stage_every=numbers.get("every", 1)))
+
+    def say_boundary(self, words: list[str]) -> None:
+        columns = zip(*(vector.encode() for vector in self.posted), strict=True)
+        agreed = Vector.decode([max(column) for column in columns]) if self.posted else Vector()
+        self.posted = []
+        self.plan = at_boundary(
+            agreed, int(words[0]), planned="unplanned" not in words, wanted="wanted" in words, last="last" in words
+        )
+
+    def ask_cuts(self, _words: list[str]) -> str:
+        try:
+            chain = cuts(self.generations)
+        except CorruptError as error:
+            return f"refused, {error}"
+        return _joined(f"g{number}={'all' if cut == inf else int(cut)}" for number, cut in chain.items())
+
+    def ask_counting(self, _words: list[str]) -> str:
+        chain = cuts(self.generations)
+        return _listed(made.at for made in self.manifests if counts(made.at, chain))
+
+    def ask_restore(self, _words: list[str]) -> str:
+        ranked = ranking(self.sources, cuts(self.generations), self.dropped)
+        return _joined(f"{source.at.step} g{source.at.generation} {source.place}" for source in ranked)
+
+    def ask_retire(self, _words: list[str]) -> str:
+        return _listed(to_retire(self.manifests, cuts(self.generations), self.generations, self.verified))
+
+    def ask_sweep(self, words: list[str]) -> str:
+        return _listed(made.at for made in to_sweep(self.manifests, float(words[1])))
+
+    def ask_abandoned(self, words: list[str]) -> str:
+        bound = _at(words[1:]) if words else None
+        taken = [made.at for made in self.manifests]
+        newest = max(self.generations)
+        return _listed(abandoned_steps(self.shards, taken, cuts(self.generations), newest, bound))
+
+    def ask_commit(self, words: list[str]) -> str:
+        found = complete_set(self.acks, _at(words))
+        if found is None:
+            return "nothing"
+        made = make_manifest(found, generation(_at(words).generation), 1.0)
+        parts = [f"plan {made.plan[0]}", *(f"{part.id.rank}:{part.id.attempt}" for part in made.shards), made.trigger]
+        parts += [f"tag {made.tag}"] if made.tag is not None else []
+        parts += [f"{key}={json.dumps(value)}" for key, value in sorted(made.metrics.items())]
+        return " ".join(parts)
+
+    def ask_all(self, _words: list[str]) -> str:
+        assert self.plan is not None
+        return _joined(name for name in ("stage", "replan", "durable", "stop", "skipped") if getattr(self.plan, name))
+
+
+def _at(words: list[str]) -> StepId:
+    return StepId(int(words[0]), int(words[1].removeprefix("g")))
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    return {key: value for key, value in itertools.pairwise(words) if "=" not in key}
+
+
+def _source(words: list[str]) -> Source:
+    plan = _options(words[3:]).get("plan", "a") * 32
+    return Source(_at(words), cast(Place, words[2]), plan, "memory-only" not in words)
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ", ".join(parts) or "nothing"
+
+
+def _listed(ats: Iterable[StepId]) -> str:
+    return _joined(f"{at.step} g{at.generation}" for at in ats)
+
+
+@pytest.mark.parametrize("path", _TRANSCRIPTS, ids=lambda path: path.stem)
+def test_the_transcript_holds(path: Path) -> None:
+    """Every `expect` line of the transcript has the answer that stands in it."""
+    situation = _Situation()
+    asked = 0
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        asked += text.startswith("expect ")
+        try:
+            situation.play(text)
+        except AssertionError as error:
+            pytest.fail(f"{path.name}:{number}: {line}\n{error}")
+    assert asked, "a transcript must ask something"
+
+
+def test_there_are_transcripts_and_they_can_fail() -> None:
+    """The runner finds its files, and an answer that is wrong is noticed."""
+    assert len(_TRANSCRIPTS) >= 10
+    situation = _Situation()
+    situation.play("generation 1 from scratch")
+    with pytest.raises(AssertionError):
+        situation.play("expect cuts: g1=5")
