@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import errors
-from surefoot.agent.config import AgentConfig
+from surefoot.agent_config import AgentConfig
 from surefoot.clock import boot_s
 from surefoot.errors import AgentError
 from surefoot.home import base_directory

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from surefoot.agent.agent import Agent
 from surefoot.agent.books import Books
-from surefoot.agent.config import AgentConfig
 from surefoot.agent.journal import Journal
+from surefoot.agent_config import AgentConfig
 from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from surefoot.agent.books import Books
-from surefoot.agent.config import AgentConfig
 from surefoot.agent.control import Link, Server
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction, finished_on_all
@@ -21,6 +21,7 @@ from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.planning import Planner
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.start import Beginning, Starter
+from surefoot.agent_config import AgentConfig
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.clock import boot_s, wall_s
 from surefoot.core.documents import Fields
@@ -30,6 +31,8 @@ from surefoot.core.plan import Plan
 from surefoot.errors import AgentError, SupersededError, SurefootError, TierError
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.home import Home
+from surefoot.notices.base import NoticeSource
+from surefoot.notices.file import FileNotice
 from surefoot.segment import Segment
 from surefoot.tiers.base import Tier
 from surefoot.wire import Body
@@ -37,7 +40,7 @@ from surefoot.wire import Body
 _DRAIN_S = 120.0
 """Bound on finishing what is under way when everybody has left."""
 _RETENTION_EVERY_S = 5.0
-_WATCH_EVERY_S = 0.025
+_ENSURE_S = 3600.0
 
 
 class _Over(Exception):  # noqa: N818 - not an error: the way out of a task group
@@ -76,7 +79,10 @@ class Agent:
         self._start_wanted = asyncio.Event()
         self._begun_at = 0
         self._finished_before: int | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._checks: dict[int, tuple[Worker, Body]] = {}
         self._grants: dict[tuple[int, int, int], asyncio.Future[bool]] = {}
+        self._sources: list[NoticeSource] = [FileNotice(config.watch)] if config.watch is not None else []
         self._supervisor: Link | None = None
         self._supervisor_done = asyncio.Event()
         self._superseded_by: str | None = None
@@ -93,6 +99,7 @@ class Agent:
         code = FINISHED
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 server.listen()
                 for work in (
                     server.serve(group),
@@ -102,7 +109,7 @@ class Agent:
                     self._journal.keep_uploading(),
                     self._start_generations(),
                     self._watch_age(),
-                    self._watch_file(),
+                    *(self._watch(source) for source in self._sources),
                 ):
                     group.create_task(work)
                 ready(self._home.socket, self._home.board)
@@ -181,7 +188,7 @@ class Agent:
         """Everybody left: make the newest image durable if it is not, and finish what is under way."""
         self._home.set_draining()
         await self._shipper.drop_incomplete()
-        if not self._finished and self._superseded_by is None:
+        if self._superseded_by is None:
             await self._ship_newest()
         end_s = boot_s() + _DRAIN_S
         while self._shipper.busy() and boot_s() < end_s:
@@ -255,6 +262,10 @@ class Agent:
             await self._crew.gone(5.0)
             self._supervisor_done.set()
 
+    async def _tell_supervisor(self, operation: str) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.send({"op": operation})
+
     async def _supervisor_says(self, link: Link, body: Body) -> None:
         operation = body.get("op")
         if operation == "notice":
@@ -302,12 +313,16 @@ class Agent:
             await self._sealed(worker, body)
         elif operation == "report":
             await self._planner.report(worker, body)
+        elif operation == "check":
+            await self._check(worker, body)
         elif operation == "loaded":
-            self._answer(worker, "loaded", body)
+            await self._loaded(worker, body)
         elif operation == "granted":
             self._granted(worker, body)
         elif operation == "wait":
             await self._promise(worker, body)
+        elif operation == "ensure":
+            self._spawn(self._ensure(worker, body))
         elif operation == "event":
             self._journal.record(Fields(body, "event").text("event"), **Fields(body, "event").mapping("fields"))
         elif operation == "notice":
@@ -315,18 +330,26 @@ class Agent:
         elif operation == "need_slot":
             await self._shipper.make_room()
         elif operation == "bye":
-            await self._bye(worker, body)
+            self._spawn(self._bye(worker, body))
 
     # ------------------------------------------------------------------ trainers come and go
 
     def _crew_complete(self) -> None:
-        if not any(worker.hello.get("reconnect") for worker in self._crew.workers):
+        known = [bool(worker.hello.get("reconnect")) for worker in self._crew.workers]
+        if not any(known):
             self._start_wanted.set()
+        elif not all(known):
+            # The agent before this one died while it let them start: some have, some have not.
+            ranks = self._crew.stop_all()
+            self._journal.record("stopped", ranks=ranks, why="the agent was lost while they started")
 
     def _worker_gone(self, worker: Worker) -> None:
         if not self._crew.workers:
             self._finished_before = self._board_finished(worker.local_world_size)
             self._planner.forget()
+            self._checks.clear()
+        if self._eviction.noticed.is_set() and not self._crew.workers:
+            self._spawn(self._tell_supervisor("workers_gone"))
         if worker.leaving or worker.stopping:
             return
         step = max(0, self._board.rank(worker.local_rank, RankWord.FINISHED) - 1)
@@ -337,6 +360,9 @@ class Agent:
 
     async def _bye(self, worker: Worker, body: Body) -> None:
         worker.leaving = True
+        if self._eviction.noticed.is_set() and all(other.leaving for other in self._crew.workers):
+            # From here on torchrun could only start trainers that are refused.
+            await self._tell_supervisor("workers_gone")
         self._journal.record("left", step=body.get("step"), finished=bool(body.get("finished")))
         self._finished = self._finished or bool(body.get("finished"))
         if body.get("wait_safe"):
@@ -449,6 +475,15 @@ class Agent:
 
     def _redone(self, from_step: int) -> int | None:
         return None if self._finished_before is None else max(0, self._finished_before - from_step)
+
+    async def _check(self, worker: Worker, body: Body) -> None:
+        """All ranks ask, all get the same answer: whether any of them must plan again before this image."""
+        self._checks[worker.rank] = (worker, body)
+        if len(self._checks) == worker.world_size:
+            asked, self._checks = self._checks, {}
+            replan = any(bool(request.get("drift")) for _worker, request in asked.values())
+            for other, request in asked.values():
+                await other.link.reply(request, replan=replan)
 
     # ------------------------------------------------------------------ images
 
@@ -579,11 +614,51 @@ class Agent:
             )
         )
 
+    async def _ensure(self, worker: Worker, body: Body) -> None:
+        """All steps are done: answer when the last one is durable, shipping it if nothing else does."""
+        step = Fields(body, "ensure").integer("step")
+        end_s = boot_s() + _ENSURE_S
+        while boot_s() < end_s:
+            committed = self._shipper.committed
+            if committed is not None and committed.step >= step:
+                await worker.link.reply(body, ok=True)
+                return
+            at = await self._under_way(step)
+            if at is None:
+                await asyncio.sleep(0.05)
+                continue
+            why = await self._shipper.wait(at)
+            if why is not None:
+                await worker.link.reply(body, error=f"step {step} could not be made durable: {why}")
+                return
+        await worker.link.reply(body, error=f"step {step} is neither durable nor in memory")
+
+    async def _under_way(self, step: int) -> StepId | None:
+        """A step at or past `step` that is being shipped, from now on if need be."""
+        under_way = self._shipper.newest_under_way()
+        if under_way is not None and under_way.step >= step:
+            return under_way
+        sets = [images for images in await self._memory.whole_sets() if images.at.step >= step]
+        newest = max(sets, key=lambda images: images.at, default=None)
+        if newest is None or not await self.pin(newest):
+            return None
+        if not self._shipper.delivering(newest.at):
+            self._shipper.ship(newest, "final")
+        return newest.at
+
     # ------------------------------------------------------------------ small things
 
-    def _answer(self, worker: Worker, name: str, body: Body) -> None:
-        future = worker.answers.get(name)
-        if future is not None and not future.done():
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Answer a request that takes time without keeping its connection from being read."""
+        assert self._group is not None
+        self._group.create_task(work)
+
+    async def _loaded(self, worker: Worker, body: Body) -> None:
+        future = worker.answers.get("loaded")
+        if future is None:
+            # Asked of the agent that this one replaces; a rank that could not load ends by itself, and all with it.
+            await worker.link.reply(body, ok=True)
+        elif not future.done():
             future.set_result(body)
 
     def _board_finished(self, local_ranks: int | None = None) -> int | None:
@@ -609,14 +684,9 @@ class Agent:
     def _bad_memory(self, what: str, why: str) -> None:
         self._journal.record("quarantined", object=what, tier="ram", why=why)
 
-    async def _watch_file(self) -> None:
-        """A file whose appearance is a notice, for whoever can only touch files."""
-        if self._config.watch is None:
-            return
-        path = Path(self._config.watch)
-        while not path.exists():
-            await asyncio.sleep(_WATCH_EVERY_S)
-        self._eviction.notice(f"file {path}", self._config.grace_s)
+    async def _watch(self, source: NoticeSource) -> None:
+        notice = await source.wait()
+        self._eviction.notice(notice.source, notice.grace_s or self._config.grace_s)
 
     async def _watch_age(self) -> None:
         """Say so, once a while, when the newest durable checkpoint has grown too old."""

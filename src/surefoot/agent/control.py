@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from surefoot.errors import AgentError
+from surefoot.errors import SurefootError
 from surefoot.wire import Body, Frame, peer_pid, receive_async, send_async
 
 _BACKLOG = 256
@@ -83,7 +83,7 @@ class Server:
             first = await link.receive()
             if first is not None:
                 await self._handler(link, *first)
-        except AgentError as error:
+        except SurefootError as error:
             # Another user, or a peer that breaks the protocol: it is told, and concerns nobody else.
             await Link(sock, 0).send({"error": str(error)})
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from surefoot.agent.config import MIN_SLOTS
+from surefoot.agent_config import MIN_SLOTS
 from surefoot.core.image import round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan

@@ -138,6 +138,9 @@ class Shipper:
     def busy(self) -> bool:
         return bool(self._all())
 
+    def newest_under_way(self) -> StepId | None:
+        return max((delivery.at for delivery in self._all()), default=None)
+
     def delivering(self, at: StepId) -> bool:
         return any(delivery.at == at for delivery in self._all())
 

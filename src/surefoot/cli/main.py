@@ -1,0 +1,42 @@
+"""The `surefoot` command. One module a command; this one only puts them together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from surefoot.cli import run
+from surefoot.errors import SurefootError
+
+_COMMANDS = (run,)
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(
+        help="Train PyTorch models on preemptible machines without losing work.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def root() -> None:
+        """Keeps `surefoot run` a sub-command also while it is the only one."""
+
+    for command in _COMMANDS:
+        command.register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point: a Surefoot error is one sentence and exit code 2, not a traceback."""
+    try:
+        build()()
+    except SurefootError as error:
+        print(f"surefoot: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

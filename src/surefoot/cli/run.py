@@ -1,0 +1,47 @@
+"""`surefoot run`: train under a supervisor."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import Annotated
+
+import typer
+
+from surefoot.agent_config import DEFAULT_GRACE_S, AgentConfig
+from surefoot.core.cadence import Cadence
+from surefoot.supervisor import LaunchConfig, Supervisor
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run)
+
+
+def run(
+    script: Annotated[list[str], typer.Argument(help="Script (or -m module) and its arguments.")],
+    to: Annotated[str, typer.Option(help="Where the run lives: s3://bucket/prefix, or a directory.")],
+    nproc: Annotated[int, typer.Option(help="Trainers on this machine.", min=1)] = 1,
+    disk: Annotated[list[str] | None, typer.Option(help="Directory on a local drive for copies; repeatable.")] = None,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between durable saves (default: continuous if quick, else 300).")
+    ] = None,
+    max_mb_per_s: Annotated[float | None, typer.Option(help="Bound on upload bandwidth, in MB/s.")] = None,
+    grace: Annotated[float, typer.Option(help="Seconds between a bare SIGTERM and the end.")] = DEFAULT_GRACE_S,
+    watch: Annotated[str | None, typer.Option(help="A file whose appearance announces the eviction.")] = None,
+    resume: Annotated[str, typer.Option(help="auto, must or never.")] = "auto",
+    max_restarts: Annotated[int, typer.Option(help="Restarts without a new step before giving up.", min=0)] = 3,
+) -> None:
+    """Train SCRIPT on this machine; start the same command again to go on."""
+    config = AgentConfig(
+        uri=to,
+        launch=secrets.token_hex(8),
+        node=socket.gethostname(),
+        disks=tuple(disk or ()),
+        supervised=True,
+        grace_s=grace,
+        watch=watch,
+        resume=resume,
+        cadence=Cadence(interval_s=interval, max_bytes_per_s=None if max_mb_per_s is None else max_mb_per_s * 1e6),
+    )
+    launch = LaunchConfig(script=script, num_procs=nproc, max_restarts=max_restarts)
+    raise typer.Exit(Supervisor(launch, config).run())

@@ -1,0 +1,101 @@
+"""The trainers' agreement over a gloo group of its own (see core/agreement.py for what is agreed).
+
+At each boundary: `settle` gives what the previous boundary's vectors came to, `post` sends this one's. A gloo group is
+broken for good by its first time-out, so its time-out is long, and an error here is never raised: the user's own
+collective raises first, or the agents act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from surefoot.core.agreement import Vector
+
+_TIMEOUT = timedelta(hours=24)
+"""Longer than any group of the user's: a rank may evaluate alone for hours."""
+
+
+class Agreement(Protocol):
+    """How ranks come to act alike."""
+
+    def settle(self, mine: Callable[[], Vector]) -> Vector:
+        """What is agreed for this boundary; `mine` is this rank's own vector as of now."""
+
+    def post(self, vector: Vector) -> None:
+        """Bring this rank's vector for the next boundary."""
+
+    def leave(self) -> None:
+        """This rank's last word: nobody waits for it any more."""
+
+
+class LoneAgreement:
+    """One rank agrees with itself, at once."""
+
+    def settle(self, mine: Callable[[], Vector]) -> Vector:
+        return mine()
+
+    def post(self, vector: Vector) -> None:
+        del vector
+
+    def leave(self) -> None:
+        return
+
+
+class GlooAgreement:
+    """One asynchronous MAX all-reduce of a few integers a boundary."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._over = False
+
+    def settle(self, mine: Callable[[], Vector]) -> Vector:
+        if self._over:
+            return mine()
+        # Waited for, never polled: a rank that went on without the result would act on another step.
+        agreed = self._wait()
+        if agreed is None:
+            return Vector(free_slots=1)
+        if agreed.leaving:
+            self._over = True
+        return agreed
+
+    def post(self, vector: Vector) -> None:
+        if self._over:
+            return
+        buffer = torch.tensor(vector.encode(), dtype=torch.int64)
+        try:
+            work = dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        except RuntimeError:
+            self._lost()
+            return
+        assert work is not None
+        self._pending = (work, buffer)
+
+    def leave(self) -> None:
+        self.settle(Vector)
+        self.post(Vector(leaving=True))
+        self._wait()
+        self._over = True
+
+    def _wait(self) -> Vector | None:
+        if self._pending is None:
+            return None
+        work, buffer = self._pending
+        self._pending = None
+        try:
+            work.wait()
+        except RuntimeError:
+            self._lost()
+            return None
+        return Vector.decode(buffer.tolist())
+
+    def _lost(self) -> None:
+        # A peer is gone. The user's own collective says so louder, and the agents end this rank.
+        self._over = True
+        self._pending = None

@@ -1,0 +1,234 @@
+"""The trainer's side of the agent's socket, and the watcher thread that keeps it.
+
+The watcher is the one thread that Surefoot adds to a trainer. It reads the socket, answers pins, obeys stop words,
+notices signals, and finds the agent again after it was replaced; all this also while the main thread sits in a
+collective. It never touches the user's state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from surefoot import errors, wire
+from surefoot.clock import boot_s
+from surefoot.errors import AgentError, SurefootError
+from surefoot.exits import SUPERSEDED, Evicted, Superseded
+from surefoot.wire import Body
+
+_TICK_S = 0.1
+_RETRY_S = 0.05
+_ANSWER_WITHIN_S = 600.0
+_RESPAWN_AFTER_S = 0.5
+
+
+class Refused(SurefootError):  # noqa: N818 - an answer, not a fault
+    """The agent takes no trainers any more; `code` is the exit code that goes with the reason."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
+
+    def exit(self, step: int) -> SystemExit:
+        return Superseded(str(self)) if self.code == SUPERSEDED else Evicted(step)
+
+
+class AgentClient:
+    """Requests and messages to the agent; survives the agent's replacement."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        hello: Callable[[bool], tuple[Body, list[int]]],
+        on_push: Callable[[Body, list[int]], None],
+        on_reconnect: Callable[[], list[Body]],
+        on_tick: Callable[[bytes], None],
+        respawn: Callable[[], None] | None,
+    ) -> None:
+        self._path = socket_path
+        self._hello = hello
+        self._on_push = on_push
+        self._on_reconnect = on_reconnect
+        self._on_tick = on_tick
+        self._respawn = respawn
+        self._sock: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, tuple[Body, queue.SimpleQueue[tuple[Body, list[int]]]]] = {}
+        self._closing = threading.Event()
+        self._established = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._thread = threading.Thread(target=self._watch, name="surefoot-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Connect, and start the watcher."""
+        self._sock = wire.connect(self._path, 10.0)
+        # A forked child (a data loader's worker) must not hold the connection open after the trainer's death.
+        os.register_at_fork(after_in_child=self._forget)
+        self._thread.start()
+
+    @property
+    def wake_fd(self) -> int:
+        """A byte written here wakes the watcher; safe for `signal.set_wakeup_fd`."""
+        return self._wake_writer
+
+    def register(self) -> tuple[Body, list[int]]:
+        """Say hello, and wait until the agent lets this trainer start."""
+        body, fds = self._hello(False)
+        answer = self._ask(body, fds, within_s=None)
+        self._established = True
+        return answer
+
+    def request(self, body: Body, within_s: float | None = _ANSWER_WITHIN_S) -> tuple[Body, list[int]]:
+        """Ask and wait for the answer; asked again if the agent is replaced meanwhile.
+
+        Raises:
+            SurefootError: the agent's own error, of its own kind.
+            AgentError: no answer in time.
+        """
+        return self._ask(body, [], within_s)
+
+    def tell(self, body: Body) -> None:
+        """Send without waiting. Lost if no agent is there: what matters is told again on reconnection."""
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            with self._sending:
+                wire.send(sock, body)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._closing.set()
+        os.write(self._wake_writer, b"\0")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._sock is not None:
+            self._sock.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    # ------------------------------------------------------------------ requests
+
+    def _ask(self, body: Body, fds: list[int], within_s: float | None) -> tuple[Body, list[int]]:
+        number = next(self._numbers)
+        answers: queue.SimpleQueue[tuple[Body, list[int]]] = queue.SimpleQueue()
+        request = {**body, "id": number}
+        self._pending[number] = (request, answers)
+        try:
+            self._send_request(request, fds)
+            answer, answer_fds = answers.get(timeout=within_s)
+        except queue.Empty:
+            raise AgentError(f"the agent did not answer {body.get('op', 'hello')!r} within {within_s} s") from None
+        finally:
+            del self._pending[number]
+        _raise_if_bad(answer)
+        return answer, answer_fds
+
+    def _send_request(self, request: Body, fds: list[int]) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            with self._sending:
+                wire.send(sock, request, fds)
+        except OSError:
+            # The watcher sees the end of the connection, and sends what is pending to the next agent.
+            return
+
+    # ------------------------------------------------------------------ the watcher thread
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            sock = self._sock
+            if sock is None:
+                self._reconnect()
+                continue
+            ready, _, _ = select.select([sock.fileno(), self._wake_reader], [], [], _TICK_S)
+            woken = os.read(self._wake_reader, 4096) if self._wake_reader in ready else b""
+            if not self._closing.is_set():
+                self._on_tick(woken)
+            if sock.fileno() in ready:
+                self._take(sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            frame = wire.receive(sock)
+        except OSError:
+            frame = None
+        if frame is None:
+            self._sock = None
+            sock.close()
+            return
+        body, fds = frame
+        waiting = self._pending.get(body["id"]) if isinstance(body.get("id"), int) else None
+        if waiting is not None:
+            waiting[1].put((body, fds))
+        else:
+            self._on_push(body, fds)
+
+    def _reconnect(self) -> None:
+        """Find the agent that replaces the lost one. Training goes on meanwhile."""
+        lost_s = boot_s()
+        respawned = False
+        said = False
+        while not self._closing.is_set():
+            self._on_tick(b"")
+            try:
+                sock = wire.connect(self._path, 1.0)
+            except OSError:
+                sock = None
+            if sock is not None and self._greet(sock):
+                return
+            if self._respawn is not None and not respawned and boot_s() - lost_s > _RESPAWN_AFTER_S:
+                respawned = True
+                self._try_respawn()
+            if not said and boot_s() - lost_s > 30.0:
+                said = True
+                print("surefoot: the node agent is gone; nothing is saved until it is back", file=sys.stderr)  # noqa: T201
+            self._closing.wait(_RETRY_S)
+
+    def _greet(self, sock: socket.socket) -> bool:
+        try:
+            pending = list(self._pending.values())
+            if self._established:
+                body, fds = self._hello(True)
+                wire.send(sock, body, fds)
+            for message in self._on_reconnect() if self._established else []:
+                wire.send(sock, message)
+            for request, _answers in pending:
+                wire.send(sock, request)
+        except OSError:
+            sock.close()
+            return False
+        self._sock = sock
+        return True
+
+    def _try_respawn(self) -> None:
+        assert self._respawn is not None
+        try:
+            self._respawn()
+        except SurefootError as error:
+            print(f"surefoot: the node agent could not be started again: {error}", file=sys.stderr)  # noqa: T201
+
+    def _forget(self) -> None:
+        # Runs in a forked child: its copies of the descriptors go, the parent's stay.
+        if self._sock is not None:
+            self._sock.close()
+
+
+def _raise_if_bad(answer: Body) -> None:
+    if answer.get("refused"):
+        raise Refused(str(answer["refused"]), int(answer["code"]))
+    if answer.get("error"):
+        kind: Any = getattr(errors, str(answer.get("kind")), SurefootError)
+        raise kind(str(answer["error"]))

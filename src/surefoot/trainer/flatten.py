@@ -1,0 +1,170 @@
+"""Flatten: the user's objects as named tensors, typed plain values, and the structure in which they stand.
+
+    {"$dict": [[key, node], …], "type": "dict" or "OrderedDict"}
+    {"$list": [node, …], "type": "list" or "tuple"}
+    {"$tensor": name}
+    {"$value": index}
+
+Only containers that have a tensor somewhere inside are taken apart; a subtree of plain values is one value, so that a
+growing list is no new structure. The structure is part of the plan, the values are part of each record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from surefoot.core.dtypes import ITEM_BYTES
+from surefoot.core.plan import Spread
+from surefoot.core.values import decode, encode
+from surefoot.errors import CorruptError, UnsupportedStateError
+from surefoot.trainer.numpy_values import EXTRAS
+
+Node = dict[str, Any]
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict}
+_LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor to be kept, aliasing the live one."""
+
+    name: str
+    tensor: torch.Tensor
+    spread: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """All state of one rank at one moment."""
+
+    tensors: list[NamedTensor]
+    values: list[Any]
+    """Encoded, by index."""
+    structure: str
+
+    def signature(self) -> tuple[Any, ...]:
+        """Equal as long as the plan fits."""
+        return (self.structure, [(t.name, t.tensor.dtype, t.tensor.shape, t.spread) for t in self.tensors])
+
+
+class Flattener:
+    """One pass over the objects' trees."""
+
+    def __init__(self, replicated: frozenset[int]) -> None:
+        self._replicated = replicated
+        """Storage addresses of tensors that are equal on all ranks by construction."""
+        self._tensors: list[NamedTensor] = []
+        self._values: list[Any] = []
+        self._names: dict[str, int] = {}
+        self._seen: dict[tuple[Any, ...], str] = {}
+
+    def flatten(self, trees: Mapping[str, Any], replicated_names: Sequence[str] = ()) -> Flat:
+        """Flatten named trees.
+
+        Raises:
+            UnsupportedStateError: something in them cannot be kept; the message names its path.
+        """
+        self._replicated_prefixes = tuple(f"{name}." for name in replicated_names)
+        pairs = [[name, self._node(tree, name)] for name, tree in trees.items()]
+        structure = json.dumps({"$dict": pairs, "type": "dict"}, separators=(",", ":"))
+        return Flat(self._tensors, self._values, structure)
+
+    def _node(self, value: Any, path: str) -> Node:
+        return self._walk(value, path) or self._value(value, path)
+
+    def _walk(self, value: Any, path: str) -> Node | None:
+        """The node of a subtree with a tensor in it; None for plain values."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if type(value) in (dict, OrderedDict):
+            nodes = [self._walk(item, f"{path}.{key}") for key, item in value.items()]
+            if not any(nodes):
+                return None
+            pairs = [
+                [encode(key, path, extras=EXTRAS), node or self._value(item, f"{path}.{key}")]
+                for (key, item), node in zip(value.items(), nodes, strict=True)
+            ]
+            return {"$dict": pairs, "type": type(value).__name__}
+        if type(value) in (list, tuple):
+            nodes = [self._walk(item, f"{path}.{index}") for index, item in enumerate(value)]
+            if not any(nodes):
+                return None
+            items = [node or self._value(item, path) for item, node in zip(value, nodes, strict=True)]
+            return {"$list": items, "type": type(value).__name__}
+        return None
+
+    def _value(self, value: Any, path: str) -> Node:
+        self._values.append(encode(value, path, extras=EXTRAS))
+        return {"$value": len(self._values) - 1}
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> Node:
+        check_keepable(tensor, path)
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+        known = self._seen.get(key) if tensor.numel() else None
+        if known is None:
+            known = self._seen[key] = self._unique(path)
+            self._tensors.append(NamedTensor(known, tensor.detach(), self._spread(tensor, path)))
+        # A tied tensor is kept once: the second place refers to the first one's name.
+        return {"$tensor": known}
+
+    def _spread(self, tensor: torch.Tensor, path: str) -> Spread:
+        if tensor.data_ptr() in self._replicated and tensor.numel():
+            return "replicated"
+        return "replicated" if path.startswith(self._replicated_prefixes) else "local"
+
+    def _unique(self, name: str) -> str:
+        # Names are for people and stock readers; the structure refers to them, so they need not be taken apart.
+        count = self._names.get(name, 0) + 1
+        self._names[name] = count
+        return name if count == 1 else self._unique(f"{name}~{count}")
+
+
+def unflatten(structure: str, tensors: Mapping[str, torch.Tensor], values: Sequence[Any]) -> dict[str, Any]:
+    """The trees back, with `tensors` in their places and values decoded anew.
+
+    Raises:
+        CorruptError: structure and values do not fit.
+    """
+    try:
+        tree = _build(json.loads(structure), tensors, values)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CorruptError(f"a checkpoint's structure does not fit its values: {error!r}") from error
+    assert isinstance(tree, dict)
+    return tree
+
+
+def check_keepable(tensor: torch.Tensor, path: str) -> None:
+    """Refuse, by path, what is not a dense tensor of a known element type."""
+    if isinstance(tensor, DTensor):
+        raise UnsupportedStateError(f"{path}: sharded tensors (DTensor) cannot be kept yet; use DDP or one process")
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise UnsupportedStateError(f"{path}: tensors of class {type(tensor).__name__} cannot be kept")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise UnsupportedStateError(f"{path}: only dense tensors can be kept, this one is {tensor.layout}")
+    if tensor.is_meta:
+        raise UnsupportedStateError(f"{path}: a meta tensor has no bytes to keep")
+    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+        raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be kept")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _build(node: Node, tensors: Mapping[str, torch.Tensor], values: Sequence[Any]) -> Any:
+    if "$tensor" in node:
+        return tensors[node["$tensor"]]
+    if "$value" in node:
+        return decode(values[node["$value"]], extras=EXTRAS)
+    if "$dict" in node:
+        pairs = ((decode(key, extras=EXTRAS), _build(child, tensors, values)) for key, child in node["$dict"])
+        return _DICTS[node["type"]](pairs)
+    return _LISTS[node["type"]](_build(child, tensors, values) for child in node["$list"])

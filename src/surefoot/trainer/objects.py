@@ -1,0 +1,224 @@
+"""The user's objects: under which names their state is kept, and how it gets out of them and back in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from surefoot.errors import ConfigError, UnsupportedStateError
+
+
+class Kept(Protocol):
+    """One registered object."""
+
+    order: int
+    """Restored in this order: modules, others, schedulers, optimizers. A scheduler's load may overwrite what the
+    optimizer knows better (its groups' learning rates), so optimizers come last."""
+
+    def tree(self) -> Any:
+        """Its state as nested containers of tensors and plain values; tensors alias the live ones."""
+
+    def load(self, tree: Any) -> None:
+        """Put such a state back. Tensors in `tree` are read-only views: they are copied, never kept."""
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel and torch.compile, in whatever order they were put around it."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def canonical(key: str) -> str:
+    """A key of a state dict without the marks that wrappers of inner modules leave in it."""
+    return key.replace("_orig_mod.", "")
+
+
+class KeptModule:
+    order = 0
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name = name
+        self.module = unwrap(module)
+
+    def tree(self) -> dict[str, Any]:
+        return {canonical(key): value for key, value in self.module.state_dict().items()}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        live = {canonical(key): key for key in self.module.state_dict()}
+        _same_keys(self._name, set(tree), set(live))
+        self.module.load_state_dict({live[key]: value for key, value in tree.items()})
+        self._own(tree)
+
+    def _own(self, tree: dict[str, Any]) -> None:
+        # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory.
+        given = {value.data_ptr() for value in tree.values() if isinstance(value, torch.Tensor) and value.numel()}
+        for tensor in self.module.state_dict(keep_vars=True).values():
+            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() in given:
+                tensor.data = tensor.detach().clone()
+
+
+class KeptOptimizer:
+    order = 3
+
+    def __init__(self, name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]]) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._names = names
+
+    def tree(self) -> dict[str, Any]:
+        """The optimizer's own state dict, its parameters by name instead of by number.
+
+        `state_dict()` of an optimizer only reads. Helpers that first run a step to make the state exist are not used.
+        """
+        names = self._parameter_names()
+        raw = self._optimizer.state_dict()
+        groups = [{**group, "params": [names[index] for index in group["params"]]} for group in raw["param_groups"]]
+        state = {names[key] if isinstance(key, int) else key: value for key, value in raw["state"].items()}
+        return {**raw, "state": state, "param_groups": groups}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        names = self._parameter_names()
+        numbers = {name: number for number, name in enumerate(names)}
+        saved = {name for group in tree["param_groups"] for name in group["params"]}
+        _same_keys(self._name, saved, set(numbers))
+        groups = [
+            {**group, "params": sorted(numbers[name] for name in group["params"])} for group in tree["param_groups"]
+        ]
+        if [group["params"] for group in groups] != self._live_groups():
+            raise ConfigError(f"{self._name}: its parameter groups are not those of the checkpoint")
+        state = {numbers.get(key, key): _cloned(value) for key, value in tree["state"].items()}
+        self._optimizer.load_state_dict({**tree, "state": state, "param_groups": _cloned(groups)})
+
+    def _live_groups(self) -> list[list[int]]:
+        numbers = iter(range(sum(len(group["params"]) for group in self._optimizer.param_groups)))
+        return [[next(numbers) for _ in group["params"]] for group in self._optimizer.param_groups]
+
+    def _parameter_names(self) -> list[str]:
+        """Names in the optimizer's own numbering."""
+        known = self._names()
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [known.get(id(parameter), f"param{number}") for number, parameter in enumerate(parameters)]
+
+
+class KeptStateful:
+    """Anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self.order = 2 if isinstance(owner, LRScheduler) else 1
+
+    def tree(self) -> Any:
+        return self._owner.state_dict()
+
+    def load(self, tree: Any) -> None:
+        self._owner.load_state_dict(_cloned(tree))
+
+
+class KeptTensor:
+    order = 1
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self._name = name
+        self._tensor = tensor
+
+    def tree(self) -> torch.Tensor:
+        return self._tensor.detach()
+
+    def load(self, tree: torch.Tensor) -> None:
+        if tree.shape != self._tensor.shape or tree.dtype != self._tensor.dtype:
+            raise ConfigError(
+                f"{self._name}: the checkpoint has {tree.dtype} {list(tree.shape)}, "
+                f"here it is {self._tensor.dtype} {list(self._tensor.shape)}"
+            )
+        with torch.no_grad():
+            self._tensor.copy_(tree)
+
+
+class KeptGenerator:
+    order = 1
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def tree(self) -> torch.Tensor:
+        return self._generator.get_state()
+
+    def load(self, tree: torch.Tensor) -> None:
+        self._generator.set_state(tree.clone())
+
+
+class KeptValue:
+    """A plain value. It stands in `run.state`; a list, dict or set is also changed in place, so that the user's own
+    variable follows."""
+
+    order = 1
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        self._name = name
+        self._state = state
+
+    def tree(self) -> Any:
+        return self._state[self._name]
+
+    def load(self, tree: Any) -> None:
+        self._state[self._name] = _refill(self._state[self._name], _cloned(tree))
+
+
+def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> Kept:
+    """The way to keep one registered object."""
+    if isinstance(value, nn.Module):
+        return KeptModule(name, value)
+    if isinstance(value, Optimizer):
+        return KeptOptimizer(name, value, names)
+    if isinstance(value, torch.Tensor):
+        return KeptTensor(name, value)
+    if isinstance(value, torch.Generator):
+        return KeptGenerator(value)
+    if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
+        if not callable(getattr(value, "load_state_dict", None)):
+            raise UnsupportedStateError(f"{name}: {type(value).__name__} has state_dict(), but no load_state_dict()")
+        return KeptStateful(value)
+    state[name] = value
+    return KeptValue(name, state)
+
+
+def _refill(old: Any, new: Any) -> Any:
+    if type(old) is type(new) and isinstance(old, dict | set):
+        old.clear()
+        old.update(new)
+        return old
+    if type(old) is type(new) and isinstance(old, list):
+        old[:] = new
+        return old
+    return new
+
+
+def _cloned(tree: Any) -> Any:
+    """The same containers with tensors of their own: what is loaded must never alias shared memory."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if type(tree) in (list, tuple):
+        return type(tree)(_cloned(item) for item in tree)
+    if isinstance(tree, dict) and type(tree).__name__ in ("dict", "OrderedDict"):
+        return type(tree)((key, _cloned(value)) for key, value in tree.items())
+    return tree
+
+
+def _same_keys(name: str, saved: set[str], live: set[str]) -> None:
+    if saved != live:
+        missing, unexpected = sorted(live - saved)[:5], sorted(saved - live)[:5]
+        raise ConfigError(
+            f"{name}: the checkpoint does not fit: not in the checkpoint: {missing}; only in the checkpoint: "
+            f"{unexpected} (first five of each); use the model and optimizer that the run was started with"
+        )

@@ -1,0 +1,88 @@
+"""Where this trainer stands: its rank, its run, its agent, from arguments, process group and environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from surefoot.agent_config import AgentConfig
+from surefoot.core.cadence import Cadence
+from surefoot.errors import ConfigError, UsageError
+
+AGENT_VARIABLE = "SUREFOOT_AGENT"
+"""Socket of the agent that a supervisor has started."""
+TO_VARIABLE = "SUREFOOT_TO"
+"""The run's place, from `surefoot run --to`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def find_ranks() -> Ranks:
+    """This process among the others.
+
+    Raises:
+        UsageError: there should be a process group and there is none yet, or the ranks span several machines.
+    """
+    if dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, world_size = 0, 1
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                f"this is one of {os.environ['WORLD_SIZE']} processes, and there is no process group yet: call "
+                "torch.distributed.init_process_group() before surefoot.Run"
+            )
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if local_world_size != world_size:
+        raise UsageError(
+            f"{world_size} ranks, {local_world_size} of them on this machine: runs over several machines are not "
+            "supported yet"
+        )
+    return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), local_world_size)
+
+
+def find_uri(given: str | None) -> str:
+    """The run's place, from the argument or from `surefoot run --to`."""
+    said = os.environ.get(TO_VARIABLE)
+    if given and said and given != said:
+        raise ConfigError(f"the script says {given!r}, `surefoot run --to` says {said!r}: name one place only")
+    uri = given or said
+    if not uri:
+        raise ConfigError("no place for the run: give surefoot.Run a bucket or directory, or `surefoot run --to PLACE`")
+    return uri
+
+
+def check_platform() -> None:
+    if sys.platform != "linux":
+        raise UsageError(f"surefoot runs on Linux only, this is {platform.system()}")
+
+
+def own_agent_config(
+    uri: str, disks: tuple[str, ...], cadence: Cadence, grace_s: float, resume: str, world_size: int
+) -> AgentConfig:
+    """Settings of an agent that a trainer starts itself, because nobody supervises it."""
+    # Under torchrun and the like the parent outlives a worker and starts the next one: it is the launch.
+    owner = os.getppid() if world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    return AgentConfig(
+        uri=uri,
+        launch=secrets.token_hex(8),
+        node=socket.gethostname(),
+        disks=disks,
+        supervised=False,
+        owner_pid=owner,
+        grace_s=grace_s,
+        resume=resume,
+        cadence=cadence,
+    )

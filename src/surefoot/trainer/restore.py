@@ -1,0 +1,78 @@
+"""Restore: images that the agent has verified, into the live objects."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefoot.core.plan import Plan, structure_leaves
+from surefoot.errors import CorruptError
+from surefoot.trainer.flatten import unflatten
+from surefoot.trainer.objects import Kept
+from surefoot.trainer.tensors import box_view
+
+
+@dataclass(frozen=True, slots=True)
+class MappedImage:
+    """One rank's image, mapped read-only: a load that kept a view of it could not change it."""
+
+    rank: int
+    mapping: mmap.mmap
+    offset: int
+
+
+def map_image(rank: int, fd: int, offset: int, size_bytes: int) -> MappedImage:
+    """Map what a descriptor holds; takes over the descriptor."""
+    try:
+        return MappedImage(rank, mmap.mmap(fd, offset + size_bytes, prot=mmap.PROT_READ), offset)
+    finally:
+        os.close(fd)
+
+
+def load(
+    kept: Mapping[str, Kept], plan: Plan, of_rank: int, images: Mapping[int, MappedImage], values: list[Any]
+) -> tuple[list[str], list[str]]:
+    """Put a checkpoint into the registered objects.
+
+    Args:
+        kept: the objects, by name.
+        plan: the checkpoint's plan.
+        of_rank: the saved rank whose structure, local leaves and values are taken.
+        images: by saved rank.
+        values: the record's encoded plain values.
+
+    Returns:
+        Names registered now but not in the checkpoint, and names in the checkpoint but not registered.
+
+    Raises:
+        CorruptError: the checkpoint does not fit its own plan.
+        ConfigError: an object does not fit what was saved of it.
+    """
+    structure = plan.structure(of_rank)
+    trees = unflatten(structure, dict(_tensors(plan, of_rank, images, structure)), values)
+    for name in sorted(set(kept) & set(trees), key=lambda name: kept[name].order):
+        kept[name].load(trees[name])
+    return sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
+
+
+def _tensors(
+    plan: Plan, of_rank: int, images: Mapping[int, MappedImage], structure: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    sources = plan.sources(of_rank)
+    needed = structure_leaves(structure)
+    offsets = {
+        (rank, box.name): offset
+        for rank in {sources[leaf].rank for leaf in needed}
+        for box, offset in plan.image(rank).places
+    }
+    for leaf in needed:
+        item = sources[leaf]
+        if item.rank not in images:
+            raise CorruptError(f"the image of rank {item.rank}, which holds {leaf}, did not arrive")
+        image = images[item.rank]
+        yield leaf, box_view(image.mapping, item.box, image.offset + offsets[item.rank, item.box.name])

@@ -1,0 +1,38 @@
+"""SIGTERM in a trainer that no supervisor shields: it is a notice, and nothing else happens in the handler."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class SigtermNotice:
+    """Makes SIGTERM wake the watcher thread, which tells the agent. Python's own handlers would wait for the C call
+    that the main thread sits in; the wake-up descriptor does not."""
+
+    def __init__(self) -> None:
+        self._previous: object = None
+        self._previous_fd = -1
+        self._installed = False
+
+    def install(self, wake_fd: int) -> str | None:
+        """Install, from the main thread. Returns what to tell the user if that is not possible."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+            return None
+        if threading.current_thread() is not threading.main_thread():
+            return "not in the main thread: SIGTERM is not taken as a notice; use `surefoot run` or `surefoot evict`"
+        self._previous = signal.signal(signal.SIGTERM, self._note)
+        self._previous_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+        self._installed = True
+        return None
+
+    def remove(self) -> None:
+        if self._installed and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._previous_fd)
+            signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
+        self._installed = False
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        # The byte on the wake-up descriptor has told the watcher thread already.
+        return

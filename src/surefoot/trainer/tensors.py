@@ -1,0 +1,54 @@
+"""Tensors over shared memory: views of an image's bytes, and copies into them."""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Iterable
+
+import torch
+import xxhash
+
+from surefoot.core.image import Box
+from surefoot.trainer.flatten import dtype_name
+
+_COPIED_AS_BYTES = {"complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"}
+"""Element types for which not every kernel exists: their bytes are moved instead."""
+
+
+def box_view(memory: memoryview | mmap.mmap, box: Box, offset: int) -> torch.Tensor:
+    """A box's tensor, aliasing `memory` from byte `offset` on."""
+    if box.size_bytes == 0:
+        return torch.empty(box.shape, dtype=torch_dtype(box.dtype))
+    with warnings.catch_warnings():
+        # Read-only memory is meant: restore sources are never written.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        raw = torch.frombuffer(memory, dtype=torch.uint8, count=box.size_bytes, offset=offset)
+    return raw.view(torch_dtype(box.dtype)).view(box.shape)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each source into its destination; both have the same type and shape."""
+    with torch.no_grad():
+        for destination, source in pairs:
+            if dtype_name(source.dtype) in _COPIED_AS_BYTES:
+                as_bytes(destination).copy_(as_bytes(source))
+            else:
+                destination.copy_(source)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes; a view where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Hash of a tensor's bytes, to compare it between ranks."""
+    data = as_bytes(tensor.resolve_conj().resolve_neg()).cpu()
+    return xxhash.xxh3_128_hexdigest(data.numpy().data)
