@@ -136,18 +136,20 @@ def replay(mix: Mix, request: MixRequest, yielded: Floats) -> tuple[Floats, Floa
     spot = np.array(mix.spot)
     periods = np.arange(len(spot))
     got = yielded[:, periods, spot]
-    stable = mix.reserved + np.array(mix.on_demand)
-    done = np.cumsum(_progress(request, got, stable[None, :]), axis=1)
+    bought = np.array(mix.on_demand)
     hours = request.period_h
-    fixed = (request.reserved_usd or 0.0) * mix.reserved * hours * len(spot)
-    fixed += request.on_demand_usd * hours * sum(mix.on_demand)
-    cost = fixed + (request.spot_usd or 0.0) * hours * got.sum(axis=1)
+    done = np.cumsum(_progress(request, got, (mix.reserved + bought)[None, :]), axis=1)
     enough = done >= request.work_node_h - 1e-6
-    first = np.argmax(enough, axis=1)
-    before = np.where(first > 0, done[np.arange(len(done)), np.maximum(first - 1, 0)], 0.0)
-    rate = np.maximum(done[np.arange(len(done)), first] - before, 1e-12)
-    finish = hours * (first + (request.work_node_h - before) / rate)
-    return cost, np.where(enough.any(axis=1), finish, np.inf)
+    last = np.where(enough.any(axis=1), np.argmax(enough, axis=1), len(spot) - 1)
+    row = np.arange(len(done))
+    before = np.where(last > 0, done[row, np.maximum(last - 1, 0)], 0.0)
+    gained = np.maximum(done[row, last] - before, 1e-12)
+    part = np.minimum(1.0, (request.work_node_h - before) / gained)
+    # Spot and on-demand are given back when the work is done; reserved nodes are paid for to the end.
+    used = np.clip(last[:, None] + part[:, None] - periods[None, :], 0.0, 1.0)
+    paid = request.on_demand_usd * bought[None, :] + (request.spot_usd or 0.0) * got
+    cost = hours * ((paid * used).sum(axis=1) + (request.reserved_usd or 0.0) * mix.reserved * len(spot))
+    return cost, np.where(enough.any(axis=1), hours * (last + part), np.inf)
 
 
 def _progress(request: MixRequest, spot: Floats, stable: Floats) -> Floats:

@@ -42,11 +42,18 @@ class Way:
     name: str
     upfront_usd: float
     monthly_usd: float
+    term_months: int | None = None
+    """The upfront part is due again after so many months; None: never."""
     note: str = ""
 
     def cumulated_usd(self, months: int) -> list[float]:
         """After 0, 1, … ``months`` months."""
-        return [self.upfront_usd + self.monthly_usd * month for month in range(months + 1)]
+        return [self._upfront_by(month) + self.monthly_usd * month for month in range(months + 1)]
+
+    def _upfront_by(self, month: int) -> float:
+        """A term that begins at the horizon's end is not begun."""
+        terms = 1 if self.term_months is None else max(1, -(-month // self.term_months))
+        return self.upfront_usd * terms
 
 
 def rented(need: Need, name: str, usd_per_gpu_h: float, goodput: float, upfront_usd: float = 0.0) -> Way:
@@ -65,6 +72,7 @@ def reserved(
         name=name,
         upfront_usd=term_usd * upfront_share,
         monthly_usd=monthly,
+        term_months=term_months,
         note=f"{term_months} months, {discount:.0%} off on-demand, used or not",
     )
 
@@ -76,12 +84,13 @@ def owned(need: Need, name: str, usd_per_gpu: float, opex_usd_per_gpu_month: flo
 
 
 def payback_months(way: Way, alternative: Way) -> float:
-    """Months until ``way`` has cost less than ``alternative``; infinite when never."""
+    """Months until ``way`` has cost less than ``alternative``; infinite when never within its term."""
     more_upfront = way.upfront_usd - alternative.upfront_usd
     saved = alternative.monthly_usd - way.monthly_usd
     if more_upfront <= 0:
         return 0.0 if saved >= 0 else inf
-    return more_upfront / saved if saved > 0 else inf
+    months = more_upfront / saved if saved > 0 else inf
+    return months if way.term_months is None or months <= way.term_months else inf
 
 
 def break_even_utilisation(committed_usd_per_gpu_h: float, rented_usd_per_gpu_h: float, rented_goodput: float) -> float:
