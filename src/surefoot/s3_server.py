@@ -61,7 +61,8 @@ _FIXED_FLAGS = (
     # A machine with a nearly full disk is still good for a demo.
     "-master.volumeSizeLimitMB=512",
 )
-_MEMORY_LIMIT = "256MiB"
+# Below this the server mostly collects garbage while it takes uploads.
+_MEMORY_LIMIT = "512MiB"
 # The server becomes $0's place in the process group; beside it a watcher waits for the end of our pipe, which the
 # kernel closes when we are gone, SIGKILL included. (PR_SET_PDEATHSIG would fire when the starting *thread* ends.)
 _WITH_WATCHER = 'exec 3<&0; (read _ <&3; rm -rf -- "$0" $LEFTOVERS; kill -KILL 0) & exec 3<&- </dev/null "$@"'

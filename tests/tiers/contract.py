@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
 from typing import Protocol, TypeVar
 
 import pytest
@@ -20,7 +21,7 @@ CHUNK_BYTES = 4 << 20
 SEVERAL_CHUNKS = 5 * CHUNK_BYTES + 4097
 """More than one part of a multipart upload, and a tail that fills no page."""
 
-UNSAFE_KEYS = ("", "/x", "x/", "../x", "a/../x", "a/./x", "a//x", "a b", "a%20b", "a?b", "\u00fc", "a\\b", "+x")
+UNSAFE_KEYS = ("", "/x", "x/", "../x", "a/../x", "a/./x", "a//x", "a b", "a%20b", "a?b", "\u00fc", "a\\b", "+x", "x\n")
 
 
 class Place(Protocol):
@@ -46,6 +47,7 @@ def aligned(data: bytes) -> memoryview:
     return memoryview(memory)[: len(data)]
 
 
+@cache
 def noise(size_bytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size_bytes)
 
