@@ -24,11 +24,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.documents import compact, digest
+from surefoot.core.documents import compact, digest, parse_json
 from surefoot.core.image import PAGE_BYTES, Image, round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, ResourceError
+from surefoot.errors import CorruptError, ResourceError, UsageError
 
 _MAGIC = b"SUREFOOT"
 _VERSION = 1
@@ -39,6 +39,8 @@ _MAX_SLOTS = PAGE_BYTES // (8 * _ENTRY_WORDS)
 # Words of a slot's entry. The trainer writes the first group, the agent the second.
 _SEQ, _STEP, _GENERATION, _FLAGS, _RECORD_BYTES, _RECORD_HASH_0, _RECORD_HASH_1, _STAGED_NS = range(8)
 _HASHED_SEQ, _HASH_0, _HASH_1 = range(8, 11)
+
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 DURABLE = 1
 """Flag: this image is to be shipped; the slot is pinned until the agent lets go."""
@@ -119,14 +121,16 @@ class Segment:
         """The plan that stands in the segment.
 
         Raises:
-            CorruptError: its bytes do not match the hash in the header.
+            CorruptError: its bytes do not match the hash in the header, or are not of this rank and size.
         """
-        import json
-
+        what = f"segment of rank {self.rank}"
         text = bytes(self.memory[2 * PAGE_BYTES : 2 * PAGE_BYTES + self.geometry.plan_bytes])
         if digest(text) != self.plan_hash:
-            raise CorruptError(f"segment of rank {self.rank}: the plan's bytes do not match its hash")
-        return Plan.from_body(json.loads(text), f"segment of rank {self.rank}")
+            raise CorruptError(f"{what}: the plan's bytes do not match its hash")
+        plan = Plan.from_body(parse_json(text, what), what)
+        if self.rank >= plan.world_size or plan.image(self.rank).size_bytes != self.geometry.image_bytes:
+            raise CorruptError(f"{what}: its plan is for {plan.world_size} ranks, or for another size")
+        return plan
 
     def image(self, slot: int) -> memoryview:
         """The image's bytes, exactly as the file's."""
@@ -162,7 +166,18 @@ class Segment:
         """Close a filled slot and return its new `seq`.
 
         Invariant: data and description are there BEFORE `seq` turns even.
+
+        Raises:
+            ResourceError: the record has outgrown its place. Nothing was written.
+            UsageError: the slot was not opened by `begin`.
         """
+        if len(record) > self.geometry.record_capacity:
+            raise ResourceError(
+                f"slot {slot} of rank {self.rank}: a record of {len(record)} bytes, there is room for "
+                f"{self.geometry.record_capacity}; register fewer or smaller plain values, or start the run again"
+            )
+        if not self._get(slot, _SEQ) & 1:
+            raise UsageError(f"slot {slot} of rank {self.rank} is sealed without being filled: call begin first")
         start = self.geometry.record_offset(slot)
         self.memory[start : start + len(record)] = record
         record_hash = bytes.fromhex(digest(record))
@@ -183,7 +198,12 @@ class Segment:
         self._set(slot, _SEQ, self._get(slot, _SEQ) | 1)
 
     def set_hash(self, sealed: Sealed, image_hash: str) -> None:
-        """Write the image's hash. A no-op for readers if the slot moved on meanwhile: `hashed_seq` names `seq`."""
+        """Write the image's hash; dropped if the slot moved on since `sealed` was read.
+
+        If it moves on just now, readers drop it: `hashed_seq` names the `seq` that it describes.
+        """
+        if self._get(sealed.slot, _SEQ) != sealed.seq:
+            return
         value = bytes.fromhex(image_hash)
         self._set(sealed.slot, _HASHED_SEQ, 0)
         _release()
@@ -246,14 +266,25 @@ def create_segment(
     if num_slots > _MAX_SLOTS:
         raise ResourceError(f"{num_slots} slots: at most {_MAX_SLOTS}")
     fd, path = _reserve(directory / name, geometry.size_bytes)
-    mapping = mmap.mmap(fd, geometry.size_bytes)
-    memory = memoryview(mapping)
+    try:
+        mapping = mmap.mmap(fd, geometry.size_bytes)
+        _describe(memoryview(mapping), geometry, image, plan_text, _static_header(geometry, rank, run, plan.hash))
+    except BaseException:
+        os.close(fd)
+        if path is not None:
+            path.unlink()
+        raise
+    return Segment(fd, mapping, geometry, rank, run, plan.hash, path)
+
+
+def _describe(memory: memoryview, geometry: Geometry, image: Image, plan_text: bytes, header: bytes) -> None:
     memory[2 * PAGE_BYTES : 2 * PAGE_BYTES + len(plan_text)] = plan_text
-    for slot in range(num_slots):
+    for slot in range(geometry.num_slots):
         start = geometry.image_offset(slot)
         memory[start : start + len(image.header)] = image.header
-    memory[: _STATIC.size + 16] = _static_header(geometry, rank, run, plan.hash)
-    return Segment(fd, mapping, geometry, rank, run, plan.hash, path)
+    # Last: a segment without this header is nobody's.
+    _release()
+    memory[: len(header)] = header
 
 
 def open_segment(fd: int, path: Path | None, *, populate: bool = False) -> Segment:
@@ -265,7 +296,9 @@ def open_segment(fd: int, path: Path | None, *, populate: bool = False) -> Segme
     try:
         info = os.fstat(fd)
         what = str(path or "memfd")
-        if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+        private = info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode) and info.st_nlink <= 1
+        # A memfd has no name by which others could open it; its mode says nothing.
+        if not private or (path is not None and info.st_mode & 0o077):
             raise CorruptError(f"{what}: not a segment of this user")
         if info.st_size < 2 * PAGE_BYTES:
             raise CorruptError(f"{what}: too short for a segment")
@@ -278,7 +311,18 @@ def open_segment(fd: int, path: Path | None, *, populate: bool = False) -> Segme
 
 
 def open_segment_file(path: Path, *, populate: bool = False) -> Segment:
-    return open_segment(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path, populate=populate)
+    """Map a segment by its name.
+
+    Raises:
+        CorruptError: it is not a whole segment of this user.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise CorruptError(f"{path}: not a file ({error.strerror})") from error
+        raise
+    return open_segment(fd, path, populate=populate)
 
 
 def _described(fd: int, mapping: mmap.mmap, size_bytes: int, path: Path | None, what: str) -> Segment:
@@ -291,7 +335,11 @@ def _described(fd: int, mapping: mmap.mmap, size_bytes: int, path: Path | None, 
     geometry = Geometry(num_slots, capacity, image_bytes, plan_bytes)
     if num_slots > _MAX_SLOTS or capacity % PAGE_BYTES or geometry.size_bytes != total or total != size_bytes:
         raise CorruptError(f"{what}: header describes {geometry.size_bytes} bytes, the file has {size_bytes}")
-    return Segment(fd, mapping, geometry, rank, run.rstrip(b"\0").decode("ascii"), plan_hash.decode("ascii"), path)
+    try:
+        run_id, hash_text = run.rstrip(b"\0").decode("ascii"), plan_hash.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"{what}: header names no run or no plan") from error
+    return Segment(fd, mapping, geometry, rank, run_id, hash_text, path)
 
 
 def _static_header(geometry: Geometry, rank: int, run: str, plan_hash: str) -> bytes:
@@ -322,7 +370,7 @@ def _reserve(path: Path, size_bytes: int) -> tuple[int, Path | None]:
     except OSError as error:
         os.close(fd)
         path.unlink()
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _NO_ROOM:
             raise
     return _reserve_memfd(path, size_bytes), None
 
@@ -335,8 +383,10 @@ def _reserve_memfd(path: Path, size_bytes: int) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
+        room = os.statvfs(path.parent)
         raise ResourceError(
-            f"no room for {size_bytes} bytes of shared memory, neither in {path.parent} nor in a memfd ({error}); "
-            "mount a larger /dev/shm or use a machine with more memory"
+            f"no room for {size_bytes} bytes of shared memory: {path.parent} has {room.f_bavail * room.f_frsize} bytes "
+            f"free, and memory without a name is refused too ({error.strerror}); mount a larger /dev/shm or use a "
+            "machine with more memory"
         ) from error
     return fd
