@@ -169,6 +169,8 @@ class Supervisor:
         self._agent, self._answer = spawn_agent(self._config)
         self._link = wire.connect(self._answer["socket"], 10.0)
         wire.send(self._link, {"role": "supervisor"})
+        if self._torchrun is not None:
+            self._tell({"op": "torchrun", "pid": self._torchrun.pid})
         if self._noticed is not None:
             self._tell({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
 

@@ -43,13 +43,12 @@ class Crew:
     Death is seen by pidfd: a forked child that inherited the socket would hide it from an end-of-stream.
     """
 
-    def __init__(
-        self, board: Callable[[], Board], on_complete: Callable[[], None], on_gone: Callable[[Worker], None]
-    ) -> None:
+    def __init__(self, board: Board, on_complete: Callable[[], None], on_gone: Callable[[Worker], None]) -> None:
         self._board = board
         self._on_complete = on_complete
         self._on_gone = on_gone
         self._workers: dict[int, Worker] = {}
+        self._launcher_pidfd = -1
         self.changed = asyncio.Event()
         """Set whenever somebody came or went."""
 
@@ -101,9 +100,25 @@ class Crew:
         told = [worker for worker in self.workers if not worker.stopping]
         for worker in told:
             worker.stopping = True
-            self._board().set_rank(worker.local_rank, RankWord.STOP, worker.incarnation)
+            self._board.set_rank(worker.local_rank, RankWord.STOP, worker.incarnation)
             loop.call_later(STOP_WITHIN_S, self._kill, worker)
         return [worker.rank for worker in told]
+
+    def set_launcher(self, pid: int) -> None:
+        """The process that starts trainers again (torchrun): it must not outlive its supervisor."""
+        if self._launcher_pidfd >= 0:
+            os.close(self._launcher_pidfd)
+        try:
+            self._launcher_pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._launcher_pidfd = -1
+
+    def kill_launcher(self) -> None:
+        if self._launcher_pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._launcher_pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
 
     async def gone(self, within_s: float | None = None) -> bool:
         """Wait until no trainer is left. False if some are after `within_s`."""
@@ -115,6 +130,17 @@ class Crew:
         except TimeoutError:
             return False
         return True
+
+    async def incomplete_for(self, within_s: float) -> None:
+        """Return when some trainers have been waiting for others that long."""
+        while True:
+            self.changed.clear()
+            waiting = bool(self._workers) and not self.complete
+            try:
+                async with asyncio.timeout(within_s if waiting else None):
+                    await self.changed.wait()
+            except TimeoutError:
+                return
 
     def _new_worker(self, link: Link, hello: Body, fields: Fields, rank: int) -> Worker:
         local_world_size = fields.integer("local_world_size", 1)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from surefoot.agent.crew import Crew
 from surefoot.agent.journal import Journal
-from surefoot.agent.memory import ImageSet, Memory
+from surefoot.agent.memory import Memory
 from surefoot.agent.shipping import Shipper
-from surefoot.board import Board, NodeWord, RankWord
+from surefoot.agent.situation import Situation
+from surefoot.board import NodeWord
 from surefoot.clock import boot_s
-from surefoot.core.layout import StepId
 
 _ASSUMED_BYTES_PER_S = 100e6
 """Before anything was measured."""
@@ -21,24 +20,22 @@ _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 
 
-class Surroundings(Protocol):
-    """What an eviction needs of the agent."""
-
-    def board(self) -> Board: ...
-    def finished_on_all(self) -> int | None: ...
-    def newest_safe(self) -> StepId | None: ...
-    async def pin(self, images: ImageSet) -> bool: ...
-
-
 class Eviction:
     """One notice and what follows from it. The first notice counts; a later one can only bring the deadline nearer."""
 
-    def __init__(self, crew: Crew, memory: Memory, shipper: Shipper, journal: Journal, around: Surroundings) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        memory: Memory,
+        shipper: Shipper,
+        situation: Situation,
+        journal: Journal,
+    ) -> None:
         self._crew = crew
         self._memory = memory
         self._shipper = shipper
+        self._situation = situation
         self._journal = journal
-        self._around = around
         self._noticed_s = 0.0
         self._deadline_s = 0.0
         self.noticed = asyncio.Event()
@@ -50,11 +47,11 @@ class Eviction:
         if self.noticed.is_set():
             if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
                 self._deadline_s = deadline_s
-                self._around.board().set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
+                self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
                 self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
             return
         self._noticed_s, self._deadline_s = boot_s(), deadline_s
-        board = self._around.board()
+        board = self._situation.board
         board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
         board.set_node(NodeWord.NOTICE, 1)
         self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
@@ -62,7 +59,7 @@ class Eviction:
 
     def resume_notice(self) -> None:
         """This agent replaces one that died during an eviction: notice and deadline stand on the board."""
-        board = self._around.board()
+        board = self._situation.board
         if board.node(NodeWord.NOTICE):
             self._noticed_s = boot_s()
             self._deadline_s = board.node(NodeWord.DEADLINE_NS) / 1e9
@@ -73,10 +70,10 @@ class Eviction:
         await self.noticed.wait()
         while not self._done():
             if self._must_ship_alone():
-                await self._ship_newest()
-            await self._pause()
-        safe = self._is_safe()
-        step = self._around.finished_on_all()
+                self._nothing_to_ship = not await self._shipper.ship_newest("agent")
+            await self._shipper.something(_LOOK_EVERY_S)
+        safe = self._situation.is_safe()
+        step = self._situation.finished_on_all()
         self._journal.record(
             "evicted",
             step=step if step is not None else 0,
@@ -96,19 +93,14 @@ class Eviction:
     def _done(self) -> bool:
         if boot_s() >= self._deadline_s - 0.2:
             return True
-        if not self._is_safe():
+        if not self._situation.is_safe():
             # Nothing in memory to be shipped, nobody who could still make it: that is all there will be.
             return not self._crew.workers and not self._shipper.busy() and self._nothing_to_ship
         # Trainers still here will finish further steps, and stop at the boundary of the last.
         return not self._crew.workers
 
-    def _is_safe(self) -> bool:
-        finished = self._around.finished_on_all()
-        safe = self._around.newest_safe()
-        return not finished or (safe is not None and safe.step >= finished)
-
     def _must_ship_alone(self) -> bool:
-        if self._is_safe() or self._shipper.busy():
+        if self._situation.is_safe() or self._shipper.busy():
             return False
         if not self._crew.workers:
             return True
@@ -118,26 +110,3 @@ class Eviction:
     def _ship_s(self) -> float:
         size_bytes = sum(segment.geometry.image_bytes for segment in self._memory.segments)
         return 1.5 * size_bytes / (self._shipper.rate_bytes_per_s or _ASSUMED_BYTES_PER_S)
-
-    async def _ship_newest(self) -> None:
-        safe = self._around.newest_safe()
-        sets = [s for s in await self._memory.whole_sets() if safe is None or s.at > safe]
-        newest = max(sets, key=lambda s: s.at, default=None)
-        if newest is None or self._shipper.delivering(newest.at):
-            self._nothing_to_ship = newest is None
-            return
-        if await self._around.pin(newest):
-            self._shipper.ship(newest, "agent")
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(_LOOK_EVERY_S):
-                self._shipper.changed.clear()
-                await self._shipper.changed.wait()
-        except TimeoutError:
-            return
-
-
-def finished_on_all(board: Board, local_ranks: int) -> int:
-    """Steps finished by every local rank, as the board has it; 0 before the first."""
-    return min((max(0, board.rank(rank, RankWord.FINISHED) - 1) for rank in range(local_ranks)), default=0)

@@ -38,7 +38,7 @@ class Keeper:
         """
         self._manifests[manifest.at] = manifest
         await self.verify(manifest)
-        await self.run(manifest.at.generation)
+        await self.run()
 
     async def verify(self, manifest: Manifest) -> bool:
         """True if every shard of a checkpoint is there with its size. Found good once, it is not asked again."""
@@ -52,7 +52,7 @@ class Keeper:
             self._verified.add(manifest.at)
         return True
 
-    async def run(self, generation: int, sweep_delay_s: float = SWEEP_DELAY_S) -> int:
+    async def run(self, sweep_delay_s: float = SWEEP_DELAY_S) -> int:
         """One round of retention. Returns the bytes deleted."""
         commits = await self._books.commits()
         for at in commits:

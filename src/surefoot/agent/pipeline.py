@@ -44,6 +44,10 @@ class Pipeline:
     def tier_name(self) -> str:
         return self._books.tier.name
 
+    @property
+    def uri(self) -> str:
+        return self._books.tier.uri
+
     async def ship(
         self, images: ImageSet, plan: Plan, current: Generation, now: float, override: dict[str, Any]
     ) -> Manifest:

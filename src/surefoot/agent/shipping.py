@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from surefoot.agent.journal import Journal
+from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
+from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
-from surefoot.board import Board, NodeWord
+from surefoot.agent.situation import Situation
+from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s, wall_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.core.layout import StepId
-from surefoot.core.manifest import Generation, Manifest
+from surefoot.core.manifest import Manifest
 from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
 from surefoot.segment import Segment
 
@@ -23,6 +26,8 @@ _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 """Tries before a save is given up. Emergency ones are tried until the deadline ends everything."""
 _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
+_RETENTION_EVERY_S = 5.0
+_ENSURE_S = 3600.0
 
 
 @dataclass(slots=True, eq=False)
@@ -43,17 +48,6 @@ class Delivery:
         return len(self.parts) == self.world_size
 
 
-class Surroundings(Protocol):
-    """What shipping needs of the agent."""
-
-    def board(self) -> Board: ...
-    def generation(self) -> Generation: ...
-    async def unpin(self, rank: int, segment: Segment, slot: int, seq: int) -> None: ...
-    def superseded(self, why: str) -> None: ...
-    async def quarantine(self, what: str, tier: str, why: str) -> None: ...
-    async def make_space(self) -> None: ...
-
-
 class Shipper:
     """A queue of deliveries and the one task that works it off, the most urgent first."""
 
@@ -61,18 +55,20 @@ class Shipper:
         self,
         memory: Memory,
         pipeline: Pipeline,
+        pins: Pins,
+        keeper: Keeper,
         journal: Journal,
+        situation: Situation,
         cadence: Cadence,
-        around: Surroundings,
-        on_commit: Callable[[Manifest], Awaitable[None]],
         copies: bool,
     ) -> None:
         self._memory = memory
         self._pipeline = pipeline
+        self._pins = pins
+        self._keeper = keeper
         self._journal = journal
+        self._situation = situation
         self._cadence = cadence
-        self._around = around
-        self._on_commit = on_commit
         self._copies = copies
         self._deliveries: list[Delivery] = []
         self._running: tuple[Delivery, asyncio.Task[None]] | None = None
@@ -80,12 +76,10 @@ class Shipper:
         self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
         self._periodic = asyncio.Event()
         self._due_s = 0.0
-        self.committed: StepId | None = None
-        self.committed_tier = ""
+        self._retained_s = 0.0
+        self._changed = asyncio.Event()
         self.rate_bytes_per_s = 0.0
         """Measured speed of the last delivery; 0 before there is one."""
-        self.changed = asyncio.Event()
-        """Set whenever a delivery ended, well or not."""
 
     # ------------------------------------------------------------------ what comes in
 
@@ -113,8 +107,7 @@ class Shipper:
                     "call it on every rank",
                 )
 
-    def ship(self, images: ImageSet, trigger: str) -> None:
-        """Ship a set that the agent pinned itself."""
+    def _ship(self, images: ImageSet, trigger: str) -> None:
         delivery = Delivery(images.at, trigger, None, len(images.parts))
         for part in images.parts:
             delivery.parts[part.segment.rank] = (part.segment, part.sealed.slot, part.sealed.seq)
@@ -125,11 +118,53 @@ class Shipper:
     def wait(self, at: StepId) -> asyncio.Future[str | None]:
         """Resolves when that step is committed (None) or given up (why)."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        if self.committed == at:
+        if self._situation.committed == at:
             future.set_result(None)
         else:
             self._waiters.setdefault(at, []).append(future)
         return future
+
+    async def ensure(self, step: int) -> str | None:
+        """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
+        end_s = boot_s() + _ENSURE_S
+        while boot_s() < end_s:
+            committed = self._situation.committed
+            if committed is not None and committed.step >= step:
+                return None
+            under_way = max((delivery.at for delivery in self._all()), default=None)
+            if under_way is not None and under_way.step >= step:
+                why = await self.wait(under_way)
+                if why is not None:
+                    return f"step {step} could not be made durable: {why}"
+            elif not await self.ship_newest("final"):
+                await self.something(0.05)
+        return f"step {step} is neither durable nor in memory"
+
+    async def ship_newest(self, trigger: str) -> bool:
+        """Ship the newest whole image that is not durable. False if there is none."""
+        safe = self._situation.committed
+        sets = [images for images in await self._memory.whole_sets() if safe is None or images.at > safe]
+        newest = max(sets, key=lambda images: images.at, default=None)
+        if newest is None or not self._situation.has_generation:
+            return False
+        if not self.delivering(newest.at) and await self._pins.pin(newest) and not self.delivering(newest.at):
+            self._ship(newest, trigger)
+        return True
+
+    def all_durable(self) -> bool:
+        """True if memory holds nothing newer than the newest commit."""
+        safe = self._situation.committed
+        sealed = (s.at for segment in self._memory.segments for s in segment.all_sealed())
+        return all(safe is not None and at <= safe for at in sealed)
+
+    async def something(self, within_s: float) -> None:
+        """Wait until a delivery ended, well or not, or the time is up."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
 
     def pinned(self) -> list[tuple[Segment, int]]:
         """Slots that a delivery still reads."""
@@ -137,9 +172,6 @@ class Shipper:
 
     def busy(self) -> bool:
         return bool(self._all())
-
-    def newest_under_way(self) -> StepId | None:
-        return max((delivery.at for delivery in self._all()), default=None)
 
     def delivering(self, at: StepId) -> bool:
         return any(delivery.at == at for delivery in self._all())
@@ -171,7 +203,7 @@ class Shipper:
             await self._periodic.wait()
             self._periodic.clear()
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
-            board = self._around.board()
+            board = self._situation.board
             board.set_node(NodeWord.DURABLE_WANTED, board.node(NodeWord.DURABLE_WANTED) + 1)
 
     # ------------------------------------------------------------------ the work
@@ -192,7 +224,7 @@ class Shipper:
                 await asyncio.wait([task])
             finally:
                 self._running = None
-        self.changed.set()
+        self._changed.set()
 
     async def _deliver(self, delivery: Delivery) -> None:
         await asyncio.sleep(max(0.0, delivery.not_before_s - boot_s()))
@@ -202,12 +234,12 @@ class Shipper:
             images = await self._hashed(delivery)
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
-            manifest = await self._pipeline.ship(images, plan, self._around.generation(), wall_s(), override)
+            manifest = await self._pipeline.ship(images, plan, self._situation.generation, wall_s(), override)
         except CorruptError as error:
-            await self._around.quarantine(f"step {delivery.at.step}", "ram", str(error))
+            self._journal.record("quarantined", object=f"step {delivery.at.step}", tier="ram", why=str(error))
             await self._give_up(delivery, str(error))
         except SupersededError as error:
-            self._around.superseded(str(error))
+            self._situation.supersede(str(error))
             await self._give_up(delivery, str(error))
         except TierError as error:
             await self._retry(delivery, error)
@@ -217,17 +249,13 @@ class Shipper:
     async def _committed(
         self, delivery: Delivery, images: ImageSet, manifest: Manifest, took_s: float, started_ns: int
     ) -> None:
-        self.committed = manifest.at
-        self.committed_tier = self._journal_tier
         self.rate_bytes_per_s = manifest.size_bytes / max(took_s, 1e-6)
         staged_ns = min(part.sealed.staged_ns for part in images.parts)
-        board = self._around.board()
-        board.set_node(NodeWord.COMMITTED_NS, staged_ns)
-        board.set_node(NodeWord.COMMITTED, manifest.at.step + 1)
+        self._situation.note_commit(manifest.at, self._pipeline.tier_name, staged_ns)
         self._journal.record(
             "committed",
             step=manifest.at.step,
-            tier=self.committed_tier,
+            tier=self._pipeline.tier_name,
             bytes=manifest.size_bytes,
             seconds=round(took_s, 4),
             trigger=manifest.trigger,
@@ -240,7 +268,18 @@ class Shipper:
         self._due_s = next_start(self._cadence, started_ns / 1e9, boot_s(), manifest.size_bytes)
         if delivery.trigger == "periodic":
             self._periodic.set()
-        await self._on_commit(manifest)
+        await self._retain(manifest)
+
+    async def _retain(self, manifest: Manifest) -> None:
+        if boot_s() - self._retained_s < _RETENTION_EVERY_S or self._situation.board.node(NodeWord.NOTICE):
+            return
+        self._retained_s = boot_s()
+        try:
+            await self._keeper.note(manifest)
+        except TierError as error:
+            self._journal.record("warning", what=f"old checkpoints could not be given up: {error}")
+        except SupersededError as error:
+            self._situation.supersede(str(error))
 
     async def _copy(self, images: ImageSet, manifest: Manifest) -> None:
         started_s = boot_s()
@@ -266,16 +305,32 @@ class Shipper:
 
     async def _retry(self, delivery: Delivery, error: TierError) -> None:
         self._journal.record(
-            "save_failed", step=delivery.at.step, tier=self._journal_tier, why=str(error), attempt=delivery.attempt
+            "save_failed",
+            step=delivery.at.step,
+            tier=self._pipeline.tier_name,
+            why=str(error),
+            attempt=delivery.attempt,
         )
         if isinstance(error, TierFullError):
-            await self._around.make_space()
+            await self._make_space()
         if delivery.attempt >= _ATTEMPTS.get(delivery.trigger, 1 << 30):
             await self._give_up(delivery, str(error))
             return
         delivery.not_before_s = boot_s() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**delivery.attempt)
         self._deliveries.append(delivery)
         self._wake.set()
+
+    async def _make_space(self) -> None:
+        """A tier is full: what was given up goes now instead of an hour later."""
+        try:
+            freed = await self._keeper.run(sweep_delay_s=0.0)
+        except (TierError, SupersededError) as error:
+            self._journal.record("warning", what=f"no space could be made: {error}")
+            return
+        if not freed:
+            self._journal.record(
+                "warning", what=f"{self._pipeline.uri} is full and holds nothing to delete: free some space there"
+            )
 
     async def _give_up(self, delivery: Delivery, why: str) -> None:
         if delivery in self._deliveries:
@@ -286,7 +341,7 @@ class Shipper:
             # Training goes on; a fresher step is taken instead.
             self._due_s = boot_s() + _FIRST_PAUSE_S * 2**delivery.attempt
             self._periodic.set()
-        self.changed.set()
+        self._changed.set()
 
     async def _abandon(self, delivery: Delivery, why: str) -> None:
         if self._running is not None and self._running[0] is delivery:
@@ -329,17 +384,11 @@ class Shipper:
 
     async def _unpin(self, delivery: Delivery) -> None:
         for rank, (segment, slot, seq) in delivery.parts.items():
-            await self._around.unpin(rank, segment, slot, seq)
-
-    @property
-    def _journal_tier(self) -> str:
-        return self._pipeline.tier_name
+            await self._pins.unpin(rank, segment, slot, seq)
 
     def status(self) -> dict[str, Any]:
         """For `surefoot status`."""
         return {
-            "committed": self.committed and self.committed.step,
-            "tier": self.committed_tier,
             "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._all()],
             "bytes_per_s": round(self.rate_bytes_per_s),
         }

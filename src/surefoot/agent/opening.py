@@ -1,0 +1,179 @@
+"""The opening of a generation: when all trainers are here, give each what it starts from, and let them go together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from surefoot.agent.crew import Crew, Worker
+from surefoot.agent.journal import Journal
+from surefoot.agent.memory import Held, Memory
+from surefoot.agent.shipping import Shipper
+from surefoot.agent.situation import Situation
+from surefoot.agent.start import Beginning, Starter
+from surefoot.clock import boot_s
+from surefoot.errors import SupersededError, SurefootError
+from surefoot.wire import Body
+
+COMPLETE_WITHIN_S = 60.0
+"""Trainers of one crew come within this; else the missing ones are named."""
+
+
+class Opening:
+    """Waits for whole crews, one after the other."""
+
+    def __init__(
+        self,
+        run: str,
+        crew: Crew,
+        starter: Starter,
+        memory: Memory,
+        shipper: Shipper,
+        situation: Situation,
+        journal: Journal,
+        refusal: Callable[[], Body | None],
+    ) -> None:
+        self._run = run
+        self._crew = crew
+        self._starter = starter
+        self._memory = memory
+        self._shipper = shipper
+        self._situation = situation
+        self._journal = journal
+        self._refusal = refusal
+        self._wanted = asyncio.Event()
+
+    def crew_complete(self) -> None:
+        """The last trainer of a crew has come."""
+        known = [bool(worker.hello.get("reconnect")) for worker in self._crew.workers]
+        if not any(known):
+            self._wanted.set()
+        elif not all(known):
+            # The agent before this one died while it let them start: some have, some have not.
+            self._journal.record("stopped", ranks=self._crew.stop_all(), why="the agent was lost while they started")
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            workers = self._crew.workers
+            try:
+                await self._open(workers)
+            except SupersededError as error:
+                self._situation.supersede(str(error))
+            except SurefootError as error:
+                self._journal.record("warning", what=f"cannot start: {error}")
+                for worker in workers:
+                    await worker.link.reply(worker.hello, error=str(error), kind=type(error).__name__)
+
+    async def name_the_missing(self) -> None:
+        """Tell a crew that does not get complete who is missing: somebody opened the run on some ranks only."""
+        while True:
+            await self._crew.incomplete_for(COMPLETE_WITHIN_S)
+            here = [worker.rank for worker in self._crew.workers]
+            missing = sorted(set(range(self._crew.workers[0].world_size)) - set(here))
+            for worker in self._crew.workers:
+                await worker.link.reply(
+                    worker.hello,
+                    error=f"rank(s) {here} opened the run, rank(s) {missing} did not within "
+                    f"{COMPLETE_WITHIN_S:.0f} s: open surefoot.Run on every rank",
+                    kind="UsageError",
+                )
+            await self._crew.gone()
+
+    async def _open(self, workers: list[Worker]) -> None:
+        await self._shipper.drop_incomplete()
+        beginning = await self._starter.begin(workers[0].world_size, lambda: self._refusal() is not None)
+        if beginning is None:
+            for worker in workers:
+                await worker.link.reply(worker.hello, **(self._refusal() or {}))
+            return
+        try:
+            self._enter(beginning)
+            await self._hand_over(beginning, workers)
+        finally:
+            self._starter.release(beginning.image)
+
+    def _enter(self, beginning: Beginning) -> None:
+        generation, image = beginning.generation, beginning.image
+        self._journal.generation = generation.number
+        self._journal.record(
+            "generation",
+            parent=generation.parent and generation.parent.step,
+            world_size=generation.world_size,
+            workers=[worker.pid for worker in self._crew.workers],
+        )
+        if image is not None and image.source.committed:
+            self._situation.committed = image.source.at
+        self._void_history(list(image.held.parts) if image is not None and image.held is not None else [])
+        self._situation.enter(generation, image.source.at.step if image is not None else 0)
+        self._situation.forget_ranks(generation.world_size)
+
+    def _void_history(self, kept: list[Held]) -> None:
+        uploading = [
+            Held(segment, sealed)
+            for segment, slot in self._shipper.pinned()
+            if (sealed := segment.sealed(slot)) is not None
+        ]
+        self._memory.void_all_but([*kept, *uploading])
+
+    async def _hand_over(self, beginning: Beginning, workers: list[Worker]) -> None:
+        began_s = boot_s()
+        loop = asyncio.get_running_loop()
+        loaded = []
+        for worker in workers:
+            worker.answers["loaded"] = loop.create_future()
+            loaded.append(worker.answers["loaded"])
+            await self._send_start(worker, beginning)
+        answers = await asyncio.gather(*loaded, return_exceptions=True)
+        # One rank's failure is every rank's, with the first cause as text, within moments and by no collective.
+        errors = [_problem(answer) for answer in answers if _problem(answer)]
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, dict):
+                await worker.link.reply(answer, **({"error": errors[0]} if errors else {"ok": True}))
+        if not errors:
+            self._shipper.restart_clock()
+            self._say_resumed(beginning, boot_s() - began_s)
+
+    def _say_resumed(self, beginning: Beginning, load_s: float) -> None:
+        image = beginning.image
+        before = self._situation.finished_before
+        self._journal.record(
+            "resumed",
+            from_step=image.source.at.step if image is not None else None,
+            tier=image.source.place if image is not None else None,
+            redone_steps=None if before is None else max(0, before - self._situation.begun_at),
+            phases={**beginning.phases, "load": round(load_s, 4)},
+        )
+
+    async def _send_start(self, worker: Worker, beginning: Beginning) -> None:
+        image = beginning.image
+        start: Body | None = None
+        if image is not None:
+            for fetched in image.fetched:
+                place = {"rank": fetched.rank, "offset": fetched.offset, "size": fetched.size_bytes}
+                await worker.link.send({"op": "image", **place}, (fetched.fd,))
+            known = worker.rank < len(image.records)
+            of_rank = worker.rank if known else 0
+            start = {
+                "step": image.source.at.step,
+                "plan": image.plan.body,
+                "record": dict(image.records[of_rank]),
+                "of_rank": of_rank,
+                "place": image.source.place,
+            }
+        await worker.link.reply(
+            worker.hello,
+            ok=True,
+            run=self._run,
+            generation=beginning.generation.number,
+            board=str(self._situation.board.path),
+            start=start,
+        )
+
+
+def _problem(answer: object) -> str:
+    if isinstance(answer, BaseException):
+        return str(answer)
+    assert isinstance(answer, dict)
+    return str(answer.get("error") or "")

@@ -1,0 +1,88 @@
+"""The situation: what the agent's parts must all know. Facts only; nothing here acts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from surefoot.agent.journal import Journal
+from surefoot.board import Board, NodeWord, Phase, RankWord
+from surefoot.clock import boot_s
+from surefoot.core.layout import StepId
+from surefoot.core.manifest import Generation
+
+
+class Situation:
+    """Generation, progress, safety. The board is its memory: what an agent's successor must know stands there."""
+
+    def __init__(self, board: Board, journal: Journal) -> None:
+        self.board = board
+        self._journal = journal
+        self._generation: Generation | None = None
+        self.begun_at = 0
+        """Step at which the current generation started."""
+        self.finished_before: int | None = None
+        """Steps that all ranks had finished when the last crew ended."""
+        self.committed: StepId | None = None
+        self.committed_tier = ""
+        self.superseded_by: str | None = None
+        self.superseded = asyncio.Event()
+        self.finished = False
+        """The script said that all steps are done."""
+
+    @property
+    def generation(self) -> Generation:
+        assert self._generation is not None
+        return self._generation
+
+    @property
+    def has_generation(self) -> bool:
+        return self._generation is not None
+
+    def enter(self, generation: Generation, begun_at: int) -> None:
+        """A generation begins, or is continued by an agent that replaces another."""
+        self._generation = generation
+        self.begun_at = begun_at
+        self._journal.generation = generation.number
+        self.board.set_node(NodeWord.GENERATION, generation.number)
+
+    def note_commit(self, at: StepId, tier: str, staged_ns: int) -> None:
+        self.committed = at
+        self.committed_tier = tier
+        self.board.set_node(NodeWord.COMMITTED_NS, staged_ns)
+        self.board.set_node(NodeWord.COMMITTED, at.step + 1)
+
+    def finished_on_all(self) -> int | None:
+        """Steps finished by every local rank; None if no rank was ever here."""
+        ranks = [r for r in range(self.board.num_ranks) if self.board.rank(r, RankWord.INCARNATION)]
+        return min((max(0, self.board.rank(rank, RankWord.FINISHED) - 1) for rank in ranks), default=None)
+
+    def is_safe(self) -> bool:
+        """True if a machine that vanished now would take no finished step along."""
+        finished = self.finished_on_all()
+        return not finished or (self.committed is not None and self.committed.step >= finished)
+
+    def past_deadline(self) -> bool:
+        deadline_ns = self.board.node(NodeWord.DEADLINE_NS)
+        return bool(deadline_ns) and boot_s() > deadline_ns / 1e9
+
+    def durable_age_s(self) -> float | None:
+        """Age of the newest committed step; None before there is one."""
+        staged_ns = self.board.node(NodeWord.COMMITTED_NS)
+        return boot_s() - staged_ns / 1e9 if staged_ns else None
+
+    def supersede(self, why: str) -> None:
+        """A newer launch owns the run: this one must stop writing and training, for good."""
+        if self.superseded_by is None:
+            self.superseded_by = why
+            self._journal.record("superseded", by=why)
+            self.board.set_node(NodeWord.SUPERSEDED, 1)
+            self.superseded.set()
+
+    def set_phase(self, phase: Phase) -> None:
+        self.board.set_node(NodeWord.PHASE, phase)
+
+    def forget_ranks(self, from_rank: int) -> None:
+        """Ranks beyond the current crew's are an older, larger crew's: their words mean nothing now."""
+        for rank in range(from_rank, self.board.num_ranks):
+            if self.board.rank(rank, RankWord.INCARNATION):
+                self.board.set_rank(rank, RankWord.INCARNATION, 0)
