@@ -58,8 +58,6 @@ _FIXED_FLAGS = (
     "-s3.port.lance=0",
     "-s3.autoCreateBucket=false",
     "-s3.readerCacheSizeMB=64",
-    # A machine with a nearly full disk is still good for a demo.
-    "-master.volumeSizeLimitMB=512",
 )
 # Below this the server mostly collects garbage while it takes uploads.
 _MEMORY_LIMIT = "512MiB"
