@@ -20,7 +20,8 @@ from surefoot.errors import AgentError, WireError
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _MAX_FDS = 4
 _LENGTH = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")
+_DESCRIPTOR = struct.Struct("i")
+_CREDENTIALS = struct.Struct("iII")
 
 Body = dict[str, Any]
 Frame = tuple[Body, list[int]]
@@ -54,47 +55,98 @@ def connect(path: str, timeout_s: float) -> socket.socket:
 
 
 def send(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
-    """Send one frame on a blocking socket."""
-    data = compact(body)
-    header = _LENGTH.pack(len(data))
+    """Send one frame on a blocking socket.
+
+    Raises:
+        WireError: the frame is longer than the other side would take, or brings too many descriptors.
+    """
+    header, data = _encode(body, fds)
     sent = socket.send_fds(sock, [header], list(fds)) if fds else 0
     sock.sendall(header[sent:] + data)
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """The next frame on a blocking socket; None at the end of the stream."""
-    header, fds, _flags, _address = socket.recv_fds(sock, _LENGTH.size, _MAX_FDS)
+    """The next frame on a blocking socket; None at the end of the stream. The caller owns the descriptors.
+
+    Raises:
+        WireError: the frame breaks the protocol; its descriptors are closed.
+    """
+    header, fds = _receive_header(sock)
     if not header:
         return None
-    header += _exactly(sock, _LENGTH.size - len(header))
-    return _decode(_exactly(sock, _checked_length(header))), list(fds)
+    try:
+        header += _exactly(sock, _LENGTH.size - len(header))
+        return _decode(_exactly(sock, _checked_length(header))), fds
+    except BaseException:
+        _close_all(fds)
+        raise
 
 
 async def send_async(sock: socket.socket, body: Body, fds: Sequence[int] = ()) -> None:
-    """Send one frame on a non-blocking socket. Callers hold the connection's lock: frames must not interleave."""
+    """Send one frame on a non-blocking socket. Callers hold the connection's lock: frames must not interleave.
+
+    Raises:
+        WireError: the frame is longer than the other side would take, or brings too many descriptors.
+    """
     loop = asyncio.get_running_loop()
-    data = compact(body)
-    header = _LENGTH.pack(len(data))
-    sent = 0
-    if fds:
-        await _ready(loop.add_writer, loop.remove_writer, sock)
-        sent = socket.send_fds(sock, [header], list(fds))
+    header, data = _encode(body, fds)
+    sent = await _send_fds_async(loop, sock, header, fds) if fds else 0
     await loop.sock_sendall(sock, header[sent:] + data)
 
 
 async def receive_async(sock: socket.socket) -> Frame | None:
-    """The next frame on a non-blocking socket; None at the end of the stream."""
+    """The next frame on a non-blocking socket; None at the end of the stream. The caller owns the descriptors.
+
+    Raises:
+        WireError: the frame breaks the protocol; its descriptors are closed.
+    """
     loop = asyncio.get_running_loop()
     while True:
         try:
-            header, fds, _flags, _address = socket.recv_fds(sock, _LENGTH.size, _MAX_FDS)
+            header, fds = _receive_header(sock)
             break
         except BlockingIOError:
             await _ready(loop.add_reader, loop.remove_reader, sock)
     if not header:
         return None
-    header += await _exactly_async(loop, sock, _LENGTH.size - len(header))
-    return _decode(await _exactly_async(loop, sock, _checked_length(header))), list(fds)
+    try:
+        header += await _exactly_async(loop, sock, _LENGTH.size - len(header))
+        return _decode(await _exactly_async(loop, sock, _checked_length(header))), fds
+    except BaseException:
+        _close_all(fds)
+        raise
+
+
+async def _send_fds_async(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, header: bytes, fds: Sequence[int]
+) -> int:
+    while True:
+        try:
+            return socket.send_fds(sock, [header], list(fds))
+        except BlockingIOError:
+            await _ready(loop.add_writer, loop.remove_writer, sock)
+
+
+def _receive_header(sock: socket.socket) -> tuple[bytes, list[int]]:
+    # Descriptors come with a frame's first byte. Not by socket.recv_fds, which drops its flags: without this one every
+    # program started later would inherit the descriptors.
+    space = socket.CMSG_SPACE(_MAX_FDS * _DESCRIPTOR.size)
+    header, ancillary, flags, _address = sock.recvmsg(_LENGTH.size, space, socket.MSG_CMSG_CLOEXEC)
+    fds = [
+        fd
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) // _DESCRIPTOR.size * _DESCRIPTOR.size])
+    ]
+    if flags & socket.MSG_CTRUNC:
+        _close_all(fds)
+        raise WireError(f"a frame brings more descriptors than {_MAX_FDS}, or more than this process may open")
+    return header, fds
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 async def _ready(add: Any, remove: Any, sock: socket.socket) -> None:
@@ -109,6 +161,15 @@ async def _ready(add: Any, remove: Any, sock: socket.socket) -> None:
 def _resolve(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
+
+
+def _encode(body: Body, fds: Sequence[int]) -> tuple[bytes, bytes]:
+    data = compact(body)
+    if len(data) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    if len(fds) > _MAX_FDS:
+        raise WireError(f"a frame with {len(fds)} descriptors; at most {_MAX_FDS} are allowed")
+    return _LENGTH.pack(len(data)), data
 
 
 def _checked_length(header: bytes) -> int:
@@ -143,7 +204,7 @@ async def _exactly_async(loop: asyncio.AbstractEventLoop, sock: socket.socket, s
 def _decode(data: bytes) -> Body:
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"a frame that is not JSON: {error}") from error
     if type(body) is not dict:
         raise WireError("a frame that is not an object")
