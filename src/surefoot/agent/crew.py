@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from surefoot.agent.control import Link
-from surefoot.board import Board, RankWord
+from surefoot.board import Board, Phase, RankWord
 from surefoot.core.documents import Fields
 from surefoot.errors import AgentError, UsageError
 from surefoot.wire import Body
@@ -87,6 +87,10 @@ class Crew:
             if other.world_size != worker.world_size:
                 os.close(worker.pidfd)
                 raise UsageError(f"rank {rank} is one of {worker.world_size}, rank {other.rank} of {other.world_size}")
+        if not hello.get("reconnect"):
+            # It does not know the board yet, and waits for our answer. The phase first: it goes with the process.
+            self._board.set_rank(worker.local_rank, RankWord.PHASE, Phase.STARTING)
+            self._board.set_rank(worker.local_rank, RankWord.PID, worker.pid)
         self._workers[rank] = worker
         asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
         self.changed.set()

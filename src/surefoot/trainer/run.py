@@ -198,6 +198,12 @@ class Run:
         return self._finished
 
     @property
+    def generation(self) -> int:
+        """Number of this start of the run, the same on every rank, larger with each start; 0 before entry."""
+        session = self._session
+        return session.generation if session is not None else 0
+
+    @property
     def durable_age_s(self) -> float | None:
         """Age of the newest committed step; None before there is one."""
         session = self._session
@@ -322,11 +328,11 @@ class _Session:
         for fd in fds:
             os.close(fd)
         self.board = Board.open(answer["board"])
-        self._generation = int(answer["generation"])
+        self.generation = int(answer["generation"])
         self._set(RankWord.INCARNATION, self._incarnation)
         self._set(RankWord.PID, os.getpid())
         self._set(RankWord.SEALED, 0)
-        self._set(RankWord.SEALED_GENERATION, self._generation)
+        self._set(RankWord.SEALED_GENERATION, self.generation)
         self._phase(Phase.RESTORING)
         finished = self._load(answer.get("start"))
         self._set(RankWord.FINISHED, finished + 1)
@@ -424,7 +430,7 @@ class _Session:
         self._sample(step, boot_s() - now_s)
         self._last_boundary_s = boot_s()
         if saves and todo.stage:
-            self._wait_for(saves, StepId(step, self._generation))
+            self._wait_for(saves, StepId(step, self.generation))
         if todo.stop and not last:
             self._leave_evicted(step)
         self._phase(Phase.TRAINING)
@@ -465,7 +471,7 @@ class _Session:
     def _seal(
         self, stager: Stager, slot: int, step: int, record: bytes, trigger: str | None, saves: list[_Save]
     ) -> None:
-        at = StepId(step, self._generation)
+        at = StepId(step, self.generation)
         if trigger is not None:
             self._durable_served = self.board.node(NodeWord.DURABLE_WANTED)
         seq = stager.seal(slot, at, record, pin=trigger is not None, staged_ns=boot_ns())
@@ -479,7 +485,7 @@ class _Session:
             "slot": slot,
             "seq": seq,
             "step": step,
-            "generation": self._generation,
+            "generation": self.generation,
             "trigger": trigger,
             "tag": tag,
         }
@@ -490,7 +496,7 @@ class _Session:
         """A slot to fill. Waits, as the strict fence demands, until every rank has sealed what came before."""
         asked = False
         while True:
-            slot = stager.take(self.board.sealed_on_all(self._generation, self._ranks.local_world_size))
+            slot = stager.take(self.board.sealed_on_all(self.generation, self._ranks.local_world_size))
             if slot is not None:
                 return slot
             if must and not asked and stager.free_slots(self._newest) == 0:
@@ -540,7 +546,7 @@ class _Session:
         return compact(
             {
                 "step": step,
-                "generation": self._generation,
+                "generation": self.generation,
                 "rank": self._ranks.rank,
                 "world_size": self._ranks.world_size,
                 "trigger": _trigger(todo, saves, last),
