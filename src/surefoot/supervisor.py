@@ -248,7 +248,7 @@ class Supervisor:
             f"--rdzv-id={secrets.token_hex(8)}",
             "--monitor-interval=0.1",
             "--signals-to-handle=SIGHUP",
-            *self._launch.script,
+            *_after_options(self._launch.script),
         ]
         environment = {
             **os.environ,
@@ -271,6 +271,12 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _after_options(script: Sequence[str]) -> list[str]:
+    # Without the dashes torchrun takes an option of the script for one of its own that begins like it.
+    flags = [word for word in script[:1] if word == "-m"]
+    return [*flags, "--", *script[len(flags) :]]
 
 
 def _deaf_to_sigterm() -> None:
