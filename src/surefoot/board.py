@@ -7,6 +7,7 @@ says at the death of one of them is what that process was doing.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -83,21 +84,25 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, num_ranks: int) -> Board:
-        """Make a board for `num_ranks` local ranks, or take over the one that lies there if it is big enough."""
-        if path.exists():
+        """Make a board for `num_ranks` local ranks, or take over the one that lies there if it is big enough.
+
+        Only one process may do this at a time (the agent, which holds the run's lock).
+
+        Raises:
+            AgentError: what lies there is not this user's, or not a board.
+        """
+        if os.path.lexists(path):
             board = cls.open(path)
             if board.num_ranks >= num_ranks:
                 return board
-            path.unlink()
-        size_bytes = (num_ranks + 1) * PAGE_BYTES
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size_bytes)
-            board = cls(path, mmap.mmap(fd, size_bytes))
-        finally:
-            os.close(fd)
+        # Made under another name: who dies here leaves no half board behind, and readers of a smaller one keep it.
+        unfinished = path.with_name(f"{path.name}.new")
+        unfinished.unlink(missing_ok=True)
+        mapping = _reserve(unfinished, (num_ranks + 1) * PAGE_BYTES)
+        board = cls(path, mapping)
         board.set_node(NodeWord.NUM_RANKS, num_ranks)
         board.set_node(NodeWord.MAGIC, _MAGIC)
+        unfinished.rename(path)
         return board
 
     @classmethod
@@ -107,10 +112,16 @@ class Board:
         Raises:
             AgentError: it is not this user's, or not a board.
         """
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise AgentError(f"{path} is not a board ({error.strerror})") from error
+            raise
         try:
             info = os.fstat(fd)
-            if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode) or info.st_size < 2 * PAGE_BYTES:
+            private = info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode) and not info.st_mode & 0o077
+            if not private or info.st_nlink > 1 or info.st_size < 2 * PAGE_BYTES or info.st_size % PAGE_BYTES:
                 raise AgentError(f"{path} is not a board of this user")
             board = cls(path, mmap.mmap(fd, info.st_size))
         finally:
@@ -136,10 +147,24 @@ class Board:
         self._words[(local_rank + 1) * _WORDS + word] = value
 
     def sealed_on_all(self, generation: int, local_world_size: int) -> int:
-        """Newest step known to be sealed in this generation on every local rank, or -1."""
+        """Newest step known to be sealed in this generation on every local rank, or -1.
+
+        A rank that enters a generation sets SEALED to 0 BEFORE it sets SEALED_GENERATION; read the other way round, and
+        the generation once more, so that the step is one of that generation.
+        """
         newest = []
         for rank in range(local_world_size):
-            if self.rank(rank, RankWord.SEALED_GENERATION) != generation:
-                return -1
+            before = self.rank(rank, RankWord.SEALED_GENERATION)
             newest.append(self.rank(rank, RankWord.SEALED) - 1)
+            if before != generation or self.rank(rank, RankWord.SEALED_GENERATION) != generation:
+                return -1
         return min(newest)
+
+
+def _reserve(path: Path, size_bytes: int) -> mmap.mmap:
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+        return mmap.mmap(fd, size_bytes)
+    finally:
+        os.close(fd)
