@@ -9,9 +9,9 @@ import numpy as np
 
 from surefoot.finops import mix
 from surefoot.finops.closed_form import expected
-from surefoot.finops.deadlines import POLICIES, Availability, Market, Trial, run_policy
+from surefoot.finops.deadlines import POLICIES, Availability, Market, Trial, coarser, run_policy
 from surefoot.finops.hazards import Renewal
-from surefoot.finops.job import Timing
+from surefoot.finops.job import Job, Timing
 from surefoot.finops.request import Request
 from surefoot.finops.results import CapacityResult, SchemeResult, Spread
 from surefoot.finops.simulate import simulate
@@ -21,9 +21,10 @@ GPU_MTBF_S = 16384 * 54 * 24 * HOUR_S / 419
 """Hardware: 419 unexpected interruptions in 54 days on 16,384 H100 ("The Llama 3 Herd of Models", Meta, 2024)."""
 HARDWARE = "419 unexpected interruptions in 54 days on 16,384 H100 (The Llama 3 Herd of Models, Meta, 2024)"
 TICK_S = 60.0
+POLICY_TICK_S = 300.0
 PERIODS = 12
 SCENARIOS = 12
-MARGINS = (1.0, 1.01, 1.03, 1.1)
+MARGINS = (1.0, 1.02, 1.06)
 """Work is taken to be this much more until the plan is on time often enough on other windows, too."""
 CHECKED = 400
 """Other windows on which the mix that was found is tried."""
@@ -93,7 +94,8 @@ def _try_mix(
     horizon_h, nodes = asked.period_h * PERIODS, request.job.nodes
     tick_s = min(offer.tick_s, asked.period_h * HOUR_S)
     made_for = mix.windows(offer.nodes, tick_s, asked.period_h, PERIODS, SCENARIOS, request.seed)
-    found = mix.solve(harder, mix.yields(made_for, PERIODS, nodes))
+    yielded = mix.yields(made_for, PERIODS, nodes)
+    found = mix.polish(mix.solve(harder, yielded), harder, yielded)
     others = mix.windows(offer.nodes, tick_s, asked.period_h, PERIODS, CHECKED, request.seed + 1)
     cost, finish_h = mix.replay(found, asked, mix.yields(others, PERIODS, nodes))
     cost = cost + moving_usd
@@ -125,6 +127,7 @@ def policy_trials(request: Request, offer: Availability, restart_s: float) -> li
     deadline_s = request.limits.deadline_s
     if deadline_s is None or deadline_s <= request.job.work_s:
         return []
+    offer = coarser(offer, POLICY_TICK_S)
     market = Market(
         spot_usd_per_node_h=request.prices.spot_usd_per_node_h,
         on_demand_usd_per_node_h=request.prices.on_demand_usd_per_node_h,
@@ -149,6 +152,7 @@ def _mix_request(request: Request, result: SchemeResult, stable_goodput: float) 
         # Availability takes away the missing nodes: what is left is the useful share of those that are there.
         spot_goodput=result.paid_goodput,
         stable_goodput=stable_goodput,
+        world_sizes=_allowed(job),
         core_nodes=limits.core_nodes,
         miss_share=limits.miss_share,
         budget_usd=limits.budget_usd,
@@ -157,8 +161,10 @@ def _mix_request(request: Request, result: SchemeResult, stable_goodput: float) 
     )
 
 
-def with_deadline(request: Request, deadline_s: float) -> Request:
-    return replace(request, limits=replace(request.limits, deadline_s=deadline_s))
+def _allowed(job: Job) -> tuple[int, ...]:
+    """World sizes for the mix, a pause among them; empty when every number will do."""
+    sizes = (0, *sorted({job.usable(n) for n in range(1, job.nodes + 1)} - {0}))
+    return () if len(sizes) == job.nodes + 1 else sizes
 
 
 def _on_time(walls: np.ndarray[tuple[int, ...], np.dtype[np.float64]], request: Request) -> float:

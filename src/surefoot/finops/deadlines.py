@@ -76,6 +76,13 @@ def offered(trace: Trace, nodes: int, tick_s: float = 300.0) -> Availability:
     return Availability(trace.name, tick_s, tuple(int(n) for n in counts * nodes // trace.peak))
 
 
+def coarser(offer: Availability, tick_s: float) -> Availability:
+    """The same in longer ticks: what is there all through each."""
+    step = max(1, round(tick_s / offer.tick_s))
+    pieces = [offer.nodes[i : i + step] for i in range(0, len(offer.nodes), step)]
+    return Availability(offer.name, offer.tick_s * step, tuple(min(piece) for piece in pieces))
+
+
 @dataclass
 class _World:
     """All starts in the same tick."""

@@ -6,9 +6,9 @@ target of m yields in scenario w. Minimised:
 
     expected dollars + tail weight × CVaR of dollars + dollars an hour × expected finishing time
 
-subject to: the work is done by the deadline in all but ⌊α·W⌋ scenarios, n_min ≤ nodes ≤ n_max, a stable core
-r + o_p ≥ n_core, a budget on the expected dollars, allowed world sizes of r + o_p + m_p. The CVaR is linear after
-Rockafellar and Uryasev (2000).
+subject to: the work is done by the deadline in all but ⌊α·W⌋ scenarios, nodes ≤ n_max, a stable core
+r + o_p ≥ n_core, a budget on the expected dollars, r + o_p + m_p one of the allowed world sizes (which leave out what
+is below n_min). The CVaR is linear after Rockafellar and Uryasev (2000).
 
 The plan has no recourse: it fixes its targets before it sees the market, so that its cost is an upper bound of what a
 policy that reacts (`surefoot.finops.deadlines`) pays.
@@ -44,9 +44,9 @@ class MixRequest:
     spot_goodput: float = 1.0
     stable_goodput: float = 1.0
     """Of reserved and on-demand nodes."""
-    min_nodes: int = 0
-    core_nodes: int = 0
     world_sizes: tuple[int, ...] = ()
+    """Allowed numbers of nodes, 0 (the job pauses) among them if allowed; empty: any."""
+    core_nodes: int = 0
     miss_share: float = 0.1
     """α: the deadline may be missed in this share of scenarios."""
     budget_usd: float | None = None
@@ -55,7 +55,7 @@ class MixRequest:
     delay_usd_per_h: float = 0.0
     gap: float = 1e-4
     """Relative gap at which the solver stops. With 0.5 % a tighter problem can come out cheaper than a looser one."""
-    time_limit_s: float = 10.0
+    time_limit_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,9 @@ def solve(request: MixRequest, yielded: Floats) -> Mix:
     problem = _Problem(request, yielded)
     result = problem.solve()
     if result.x is None:
-        limits = f"α {request.miss_share:g}, budget {request.budget_usd}, {request.min_nodes} to {request.nodes} nodes"
+        limits = (
+            f"α {request.miss_share:g}, budget {request.budget_usd}, core {request.core_nodes}, {request.nodes} nodes"
+        )
         raise InfeasibleMixError(f"no mix keeps the limits ({limits}): allow more time, money or nodes")
     return problem.read(result)
 
@@ -152,12 +154,26 @@ def replay(mix: Mix, request: MixRequest, yielded: Floats) -> tuple[Floats, Floa
     return cost, np.where(enough.any(axis=1), hours * (last + part), np.inf)
 
 
+def polish(mix: Mix, request: MixRequest, yielded: Floats) -> Mix:
+    """Every spot node that fits, where that costs no more: nodes are given back when the work is done, so that a plan
+    that waits for its deadline has a twin that finishes early."""
+    room = [request.nodes - mix.reserved - bought for bought in mix.on_demand]
+    if request.spot_usd is None or (request.world_sizes and request.nodes not in request.world_sizes):
+        return mix
+    early = replace(mix, spot=tuple(room))
+    cost, finish = replay(early, request, yielded)
+    before, _ = replay(mix, request, yielded)
+    if cost.mean() > before.mean() * (1.0 + request.gap):
+        return mix
+    return replace(early, scenario_usd=tuple(map(float, cost)), scenario_finish_h=tuple(map(float, finish)))
+
+
 def _progress(request: MixRequest, spot: Floats, stable: Floats) -> Floats:
     return request.period_h * (request.spot_goodput * spot + request.stable_goodput * stable)
 
 
 class _Problem:
-    """Columns: r | o_p | z_{p,m} | f_{w,p} (1: done by the end of p) | t, u_w (tail)."""
+    """Columns: r | o_p | z_{p,m} | f_{w,p} (1: done by the end of p) | t, u_w (tail) | s_{p,n} (1: n nodes in p)."""
 
     def __init__(self, request: MixRequest, yielded: Floats) -> None:
         self._request = request
@@ -168,7 +184,8 @@ class _Problem:
         self._z = self._o + self._periods
         self._f = self._z + self._periods * levels
         self._t = self._f + self._count * self._periods
-        self._size = self._t + 1 + self._count
+        self._s = self._t + 1 + self._count
+        self._size = self._s + self._periods * len(request.world_sizes)
         self._rows: list[tuple[Floats, float, float]] = []
 
     def solve(self) -> Any:
@@ -180,7 +197,7 @@ class _Problem:
         matrix = np.array([row for row, _, _ in self._rows])
         low, high = np.array([low for _, low, _ in self._rows]), np.array([high for _, _, high in self._rows])
         whole = np.ones(self._size)
-        whole[self._t :] = 0
+        whole[self._t : self._s] = 0
         with _silent_stdout():
             return milp(
                 self._objective(),
@@ -229,7 +246,7 @@ class _Problem:
         # Finishing time of a scenario: one period for each period at whose end it is not done yet, and one more.
         cost[self._f : self._t] = -request.delay_usd_per_h * request.period_h / self._count
         cost[self._t] = request.tail_weight
-        cost[self._t + 1 :] = request.tail_weight / (request.tail_share * self._count)
+        cost[self._t + 1 : self._s] = request.tail_weight / (request.tail_share * self._count)
         return cost
 
     def _bounds(self) -> tuple[Floats, Floats]:
@@ -240,7 +257,7 @@ class _Problem:
         if request.spot_usd is None:
             blocked = np.arange(self._levels) > 0
             high[self._z : self._f] = np.tile(~blocked, self._periods).astype(float)
-        high[self._t :] = np.inf
+        high[self._t : self._s] = np.inf
         return low, high
 
     def _constrain(self) -> None:
@@ -263,8 +280,21 @@ class _Problem:
             all_nodes[[0, self._o + p]] = 1
             all_nodes[levels] = np.arange(self._levels)
             self._rows.append((target, 1, 1))
-            self._rows.append((all_nodes, request.min_nodes, request.nodes))
+            self._rows.append((all_nodes, 0, request.nodes))
+            self._allow(p, all_nodes)
             self._rows.append((core, request.core_nodes, np.inf))
+
+    def _allow(self, p: int, all_nodes: Floats) -> None:
+        """The nodes of period p are one of the allowed world sizes."""
+        sizes = self._request.world_sizes
+        if not sizes:
+            return
+        chosen = slice(self._s + p * len(sizes), self._s + (p + 1) * len(sizes))
+        one, same = np.zeros(self._size), all_nodes.copy()
+        one[chosen] = 1
+        same[chosen] = -np.array(sizes, dtype=np.float64)
+        self._rows.append((one, 1, 1))
+        self._rows.append((same, 0, 0))
 
     def _done(self) -> None:
         """f_{w,p} may be 1 only when the work up to p suffices; once done, done for good."""
