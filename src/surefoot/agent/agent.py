@@ -35,7 +35,7 @@ from surefoot.notices.file import FileNotice
 from surefoot.tiers.base import Tier
 from surefoot.wire import Body
 
-_DRAIN_S = 120.0
+_DRAIN_S = 900.0
 """Bound on finishing what is under way when everybody has left."""
 _AGE_LIMIT_S = 600.0
 
@@ -134,9 +134,12 @@ class Agent:
         self._journal.record("agent_started", adopted=adopted, restart=restart)
         situation, board = self._situation, self._situation.board
         situation.finished_before = situation.finished_on_all()
+        # The phase first: what lies there is what the agent before this one died of.
+        board.set_node(NodeWord.PHASE, Phase.IDLE)
         board.set_node(NodeWord.AGENT_PID, os.getpid())
         if restart:
             await self._continue(board)
+            self._eviction.resume_notice()
         else:
             for word in (NodeWord.NOTICE, NodeWord.SUPERSEDED, NodeWord.DEADLINE_NS, NodeWord.COMMITTED_NS):
                 board.set_node(word, 0)
@@ -151,7 +154,6 @@ class Agent:
         newest = board.node(NodeWord.COMMITTED) - 1
         self._situation.committed = max((at for at in await self._books.commits() if at.step == newest), default=None)
         self._situation.committed_tier = self._books.tier.name
-        self._eviction.resume_notice()
 
     async def _until_over(self) -> int:
         """Wait for the launch's end, whichever it is, and see it through."""
@@ -213,6 +215,8 @@ class Agent:
         # Memory that holds a step which is nowhere else stays for the next launch to adopt.
         if code != EVICTED_UNSAVED and (self._situation.superseded_by is not None or self._shipper.all_durable()):
             self._home.remove()
+        if self._config.note is not None:
+            await asyncio.to_thread(Path(self._config.note).unlink, missing_ok=True)
         self._home.release()
 
     # ------------------------------------------------------------------ what goes on beside
@@ -241,11 +245,12 @@ class Agent:
     async def _watch_age(self) -> None:
         """Say so, once a while, when the newest durable checkpoint has grown too old."""
         limit_s = max(_AGE_LIMIT_S, 3 * (self._config.cadence.interval_s or 300.0))
-        said_s = boot_s()
+        began_s = said_s = boot_s()
         while True:
             await asyncio.sleep(5.0)
-            age_s = self._situation.durable_age_s()
-            if self._crew.workers and age_s is not None and age_s > limit_s and boot_s() - said_s > limit_s:
+            # Without any, the age is that of the wait for the first.
+            age_s = self._situation.durable_age_s() or boot_s() - began_s
+            if self._crew.workers and age_s > limit_s and boot_s() - said_s > limit_s:
                 said_s = boot_s()
                 committed = self._situation.committed
                 self._journal.record(
