@@ -35,6 +35,8 @@ class AgentConfig:
     """Window of a notice that names none, such as a bare SIGTERM."""
     watch: str | None = None
     """A file whose appearance is a notice."""
+    note: str | None = None
+    """File by which processes of one launch find the agent; removed with it."""
     num_slots: int = DEFAULT_SLOTS
     resume: str = "auto"
     """`auto`: newest good checkpoint, else scratch; `must`: refuse to start from scratch; `never`: from scratch."""

@@ -111,10 +111,14 @@ class Home:
         self._write_info()
 
     def remove(self) -> None:
-        """Remove the directory and everything in it. The lock's file stays: removing it would let two hold it."""
+        """Remove the directory and everything in it."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
+        """Let go of the lock, with its name if nothing is left here. Whoever opened that name before sees by its
+        link count that it must look again."""
+        if not self.directory.exists():
+            self._lock.unlink(missing_ok=True)
         os.ftruncate(self._lock_fd, 0)
         os.close(self._lock_fd)
 

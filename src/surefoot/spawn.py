@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def find_or_spawn(config: AgentConfig, key: str) -> dict[str, Any]:
             answer: dict[str, Any] = json.loads(known)
             if _serves(answer["socket"]):
                 return answer
-        _process, answer = spawn_agent(config)
+        _process, answer = spawn_agent(replace(config, note=str(note)))
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(answer).encode(), 0)
         return answer

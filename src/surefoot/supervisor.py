@@ -19,14 +19,16 @@ from typing import Any
 
 from surefoot import wire
 from surefoot.agent_config import AgentConfig
+from surefoot.clock import boot_s
 from surefoot.errors import AgentError, SurefootError
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.spawn import spawn_agent
 
 _RESERVED = (SUPERSEDED, EVICTED_UNSAVED, EVICTED)
 _TICK_S = 0.05
-_SPAWNS_IN_A_ROW = 5
-_DRAIN_WITHIN_S = 180.0
+_SPAWNS_AT_MOST = 5
+_SPAWNS_WITHIN_S = 30.0
+_DRAIN_WITHIN_S = 960.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ class Supervisor:
         self._finished_at_launch = 0
         self._noticed: str | None = None
         self._drained: int | None = None
-        self._respawns = 0
+        self._respawns: list[float] = []
         self._wake_reader, self._wake_writer = os.pipe()
 
     def run(self) -> int:
@@ -178,8 +180,8 @@ class Supervisor:
         assert self._agent is not None
         if self._drained is not None:
             return
-        self._respawns += 1
-        if self._respawns > _SPAWNS_IN_A_ROW:
+        self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()]
+        if len(self._respawns) > _SPAWNS_AT_MOST and self._respawns[-1] - self._respawns[0] < _SPAWNS_WITHIN_S:
             raise AgentError("the node agent ended again and again; what it printed says why")
         if self._link is not None:
             self._link.close()
@@ -250,7 +252,10 @@ class Supervisor:
             "--signals-to-handle=SIGHUP",
             *_after_options(self._launch.script),
         ]
+        # torchrun would set this too, with a page of explanation for each launch.
+        threads = {"OMP_NUM_THREADS": "1"} if self._launch.num_procs > 1 else {}
         environment = {
+            **threads,
             **os.environ,
             "SUREFOOT_AGENT": str(self._answer["socket"]),
             "SUREFOOT_TO": self._config.uri,

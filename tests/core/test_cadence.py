@@ -17,7 +17,9 @@ _times = st.floats(0, 1e6)
 @pytest.mark.parametrize(
     ("cadence", "took_s", "size_bytes", "wait_s"),
     [
-        (Cadence(), 0.0, 0, 0.0),
+        (Cadence(), 0.0, 0, 2.0),
+        (Cadence(), 2.5, 0, 2.5),
+        (Cadence(interval_s=0), 0.1, 0, 0.1),
         (Cadence(), 9.999, 1, 9.999),
         (Cadence(), 10.0, 1, 300.0),
         (Cadence(), 299.0, 1, 300.0),
@@ -30,14 +32,14 @@ _times = st.floats(0, 1e6)
         (Cadence(max_bytes_per_hour=3600.0), 8.0, 7, 8.0),
         (Cadence(interval_s=5, max_bytes_per_hour=3600.0), 1.0, 7, 7.0),
         (Cadence(interval_s=9, max_bytes_per_hour=3600.0), 1.0, 7, 9.0),
-        (Cadence(max_bytes_per_hour=inf), 1.0, 10**15, 1.0),
+        (Cadence(max_bytes_per_hour=inf), 3.0, 10**15, 3.0),
         (Cadence(), 1.0, 64 * 10**9, 3600.0),
     ],
 )
 def test_the_next_save_starts_when_the_rule_says(
     cadence: Cadence, took_s: float, size_bytes: int, wait_s: float
 ) -> None:
-    """Continuous below ten seconds, else the interval; never before the last one ended; never over the byte cap."""
+    """Continuous below ten seconds (two seconds apart at least), else the interval; never before the last one ended; never over the byte cap."""
     start = 1000.0
     assert next_start(cadence, start, start + took_s, size_bytes) == pytest.approx(start + wait_s)
 

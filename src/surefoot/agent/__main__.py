@@ -48,7 +48,7 @@ async def _run(config: AgentConfig, pipe: int) -> int:
     books = Books(open_tier(config.uri))
     record = await books.open_run(wall_s())
     home = await _take_home(record.run, config)
-    journal = Journal.open(record.run, config.launch, config.node, books.tier)
+    journal = Journal.open(record.run, config.launch, config.node, books.tier, home.directory)
     board = Board.create(home.board, _NUM_RANKS)
     agent = Agent(config, home, books, open_disks(config.disks), journal, board)
 

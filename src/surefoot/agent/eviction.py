@@ -14,8 +14,8 @@ from surefoot.clock import boot_s
 
 _ASSUMED_BYTES_PER_S = 100e6
 """Before anything was measured."""
-_MARGIN_S = 1.5
-"""For the commit, and for the trainers to leave."""
+_MARGIN_S = 2.0
+"""Left before the deadline for the commit and for the trainers to leave; at most a quarter of the window."""
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 
@@ -38,6 +38,7 @@ class Eviction:
         self._journal = journal
         self._noticed_s = 0.0
         self._deadline_s = 0.0
+        self._margin_s = 0.0
         self.noticed = asyncio.Event()
         self._nothing_to_ship = False
 
@@ -50,7 +51,8 @@ class Eviction:
                 self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
                 self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
             return
-        self._noticed_s, self._deadline_s = boot_s(), deadline_s
+        self._set_window(deadline_s)
+        self._shipper.hurry()
         board = self._situation.board
         board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
         board.set_node(NodeWord.NOTICE, 1)
@@ -61,14 +63,20 @@ class Eviction:
         """This agent replaces one that died during an eviction: notice and deadline stand on the board."""
         board = self._situation.board
         if board.node(NodeWord.NOTICE):
-            self._noticed_s = boot_s()
-            self._deadline_s = board.node(NodeWord.DEADLINE_NS) / 1e9
+            self._set_window(board.node(NodeWord.DEADLINE_NS) / 1e9)
+            self._shipper.hurry()
             self.noticed.set()
+
+    def _set_window(self, deadline_s: float) -> None:
+        self._noticed_s, self._deadline_s = boot_s(), deadline_s
+        self._margin_s = min(_MARGIN_S, max(0.0, deadline_s - self._noticed_s) / 4)
 
     async def see_through(self) -> bool:
         """Wait for a notice, then for the end of what it starts. True if the newest finished step is safe."""
         await self.noticed.wait()
         while not self._done():
+            if not self._crew.workers:
+                await self._shipper.drop_incomplete()
             if self._must_ship_alone():
                 self._nothing_to_ship = not await self._shipper.ship_newest("agent")
             await self._shipper.something(_LOOK_EVERY_S)
@@ -78,6 +86,7 @@ class Eviction:
             "evicted",
             step=step if step is not None else 0,
             safe=safe,
+            committed=self._situation.committed and self._situation.committed.step,
             seconds=round(boot_s() - self._noticed_s, 3),
         )
         return safe
@@ -91,7 +100,7 @@ class Eviction:
             await self._crew.gone(5.0)
 
     def _done(self) -> bool:
-        if boot_s() >= self._deadline_s - 0.2:
+        if boot_s() >= self._deadline_s - (self._margin_s if self._situation.is_safe() else 0.0):
             return True
         if not self._situation.is_safe():
             # Nothing in memory to be shipped, nobody who could still make it: that is all there will be.
@@ -100,12 +109,12 @@ class Eviction:
         return not self._crew.workers
 
     def _must_ship_alone(self) -> bool:
-        if self._situation.is_safe() or self._shipper.busy():
+        if self._situation.is_safe():
             return False
         if not self._crew.workers:
             return True
         # As long as a boundary may still come and its image be shipped in time, it is waited for.
-        return boot_s() >= self._deadline_s - self._ship_s() - _MARGIN_S
+        return boot_s() >= self._deadline_s - self._ship_s() - self._margin_s
 
     def _ship_s(self) -> float:
         size_bytes = sum(segment.geometry.image_bytes for segment in self._memory.segments)

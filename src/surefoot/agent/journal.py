@@ -17,6 +17,7 @@ from surefoot.tiers.base import Tier
 
 UPLOAD_EVERY_S = 30.0
 _PART_BYTES = 1_000_000
+_SAY_COMMITS_EVERY_S = 10.0
 
 
 def state_directory() -> Path:
@@ -40,14 +41,21 @@ class Journal:
         self._part = 0
         self._part_lines: list[bytes] = []
         self._dirty = False
+        self._said_s = -_SAY_COMMITS_EVERY_S
         self._uploading = asyncio.Lock()
 
     @classmethod
-    def open(cls, run: str, launch: str, node: str, tier: Tier) -> Journal:
-        directory = state_directory() / run
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{node}-{int(wall_s())}-{os.getpid()}.jsonl"
-        return cls(run, launch, node, tier, path.open("a", encoding="utf-8", buffering=1), path)
+    def open(cls, run: str, launch: str, node: str, tier: Tier, instead: Path) -> Journal:
+        """Open the journal in the machine's state directory, or in `instead` where that cannot be written."""
+        name = f"{node}-{int(wall_s())}-{os.getpid()}.jsonl"
+        try:
+            directory = state_directory() / run
+            directory.mkdir(parents=True, exist_ok=True)
+            file = (directory / name).open("a", encoding="utf-8", buffering=1)
+        except OSError:
+            directory = instead
+            file = (directory / name).open("a", encoding="utf-8", buffering=1)
+        return cls(run, launch, node, tier, file, directory / name)
 
     def record(self, kind: str, **fields: Any) -> Event:
         """Note an event: one line in the file, its sentence on stderr."""
@@ -61,13 +69,36 @@ class Journal:
             **fields,
         )
         line = json.dumps(event, separators=(",", ":"))
-        self._file.write(line + "\n")
         self._part_lines.append(line.encode() + b"\n")
         self._dirty = True
+        self._write(line)
         sentence = describe(event)
-        if sentence is not None:
-            print(f"surefoot: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - the log people read
+        if sentence is not None and not self._too_often(event):
+            self._say(f"surefoot: {sentence}")
         return event
+
+    def _write(self, line: str) -> None:
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            # A full local disk must not end the agent: the events still go into the run.
+            self._say(f"surefoot: events cannot be written to {self.path}: {error}")
+
+    def _say(self, sentence: str) -> None:
+        try:
+            print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - the log people read
+        except OSError:
+            # Whoever read it is gone (a closed terminal or pipe); the events have it.
+            return
+
+    def _too_often(self, event: Event) -> bool:
+        """Continuous saves are for the file, not for the eye: one sentence now and then."""
+        if event["event"] != "committed" or event["trigger"] != "periodic":
+            return False
+        due = boot_s() - self._said_s >= _SAY_COMMITS_EVERY_S
+        if due:
+            self._said_s = boot_s()
+        return not due
 
     async def upload(self) -> None:
         """Bring what is new into the run. Raises what the tier raises; nothing is lost, it is tried again later."""

@@ -224,7 +224,10 @@ class Reception:
         fields = Fields(body, "event")
         self._journal.record(fields.text("event"), **fields.mapping("fields"))
 
-    async def _notice(self, _worker: Worker, body: Body) -> None:
+    async def _notice(self, worker: Worker, body: Body) -> None:
+        if worker.stopping:
+            # torchrun passes SIGTERM to the others when a trainer has died: that is no eviction.
+            return
         self._eviction.notice(Fields(body, "notice").text("source"), self._grace_s)
 
     async def _need_slot(self, _worker: Worker, _body: Body) -> None:

@@ -166,6 +166,10 @@ class Shipper:
         except TimeoutError:
             return
 
+    def hurry(self) -> None:
+        """An eviction needs every byte per second there is."""
+        self._pipeline.hurry()
+
     def pinned(self) -> list[tuple[Segment, int]]:
         """Slots that a delivery still reads."""
         return [(segment, slot) for delivery in self._all() for segment, slot, _seq in delivery.parts.values()]

@@ -8,7 +8,9 @@ from math import ceil
 from surefoot.errors import ConfigError
 
 CONTINUOUS_BELOW_S = 10.0
-"""A save that takes less is repeated without a pause."""
+"""A save that takes less is repeated, without a pause but for `CONTINUOUS_GAP_S`."""
+CONTINUOUS_GAP_S = 2.0
+"""Least time between the starts of two continuous saves: each costs some requests, which bucket owners pay for."""
 DEFAULT_INTERVAL_S = 300.0
 LONG_INTERVAL_S = 1800.0
 """Above this a warning is due: half an hour of work hangs on one machine's memory."""
@@ -40,7 +42,7 @@ def next_start(cadence: Cadence, started: float, ended: float, size_bytes: int) 
     if cadence.interval_s is not None:
         wanted = started + cadence.interval_s
     elif took_s < CONTINUOUS_BELOW_S:
-        wanted = ended
+        wanted = started + CONTINUOUS_GAP_S
     else:
         wanted = started + DEFAULT_INTERVAL_S
     # The byte cap is an average over the hour during which given-up checkpoints stay.

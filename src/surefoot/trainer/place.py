@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
-import secrets
 import socket
 import sys
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from surefoot.agent_config import AgentConfig
 from surefoot.core.cadence import Cadence
 from surefoot.errors import ConfigError, UsageError
+from surefoot.spawn import launch_key
 
 AGENT_VARIABLE = "SUREFOOT_AGENT"
 """Socket of the agent that a supervisor has started."""
@@ -77,7 +78,7 @@ def own_agent_config(
     owner = os.getppid() if world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     return AgentConfig(
         uri=uri,
-        launch=secrets.token_hex(8),
+        launch=hashlib.sha256(launch_key(owner, uri).encode()).hexdigest()[:16],
         node=socket.gethostname(),
         disks=disks,
         supervised=False,
