@@ -6,10 +6,10 @@ import sys
 
 import typer
 
-from surefoot.cli import run
+from surefoot.cli import clean, evict, ls, run, show, status, verify
 from surefoot.errors import SurefootError
 
-_COMMANDS = (run,)
+_COMMANDS = (run, ls, show, verify, status, evict, clean)
 
 
 def build() -> typer.Typer:
@@ -19,10 +19,6 @@ def build() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-
-    @app.callback()
-    def root() -> None:
-        """Keeps `surefoot run` a sub-command also while it is the only one."""
 
     for command in _COMMANDS:
         command.register(app)

@@ -1,0 +1,96 @@
+"""Checking one shard: its bytes against the manifest, its header against the plan, its acknowledgement against both."""
+
+from __future__ import annotations
+
+import asyncio
+
+import xxhash
+
+from surefoot.core.manifest import Shard
+from surefoot.core.plan import Plan
+from surefoot.errors import CorruptError
+from surefoot.inspect.progress import Progress
+from surefoot.tiers.base import Tier
+
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+async def check_shard(tier: Tier, shard: Shard, plan: Plan | None, progress: Progress) -> None:
+    """Read a shard through. Keeps two chunks of 8 MiB: one is hashed while the next is read.
+
+    Args:
+        tier: where it lies.
+        shard: as its manifest has it.
+        plan: the plan it follows; None if that cannot be read, which is said elsewhere.
+        progress: hears of each chunk.
+
+    Raises:
+        CorruptError: with what is wrong.
+        ObjectMissingError: it is not there.
+        TierError: the tier failed to answer.
+    """
+    size_bytes = await tier.size(shard.key)
+    if size_bytes != shard.size_bytes:
+        raise CorruptError(f"has {size_bytes} bytes, the manifest says {shard.size_bytes}")
+    header = _expected_header(shard, plan)
+    digest = xxhash.xxh3_128()
+    differs = False
+    buffers = [memoryview(bytearray(min(CHUNK_BYTES, max(1, size_bytes)))) for _ in range(2)]
+    starts = range(0, size_bytes, CHUNK_BYTES)
+    reading = asyncio.ensure_future(_read(tier, shard, 0, buffers[0]))
+    try:
+        for number, start in enumerate(starts):
+            chunk = await reading
+            if start + CHUNK_BYTES < size_bytes:
+                reading = asyncio.ensure_future(_read(tier, shard, start + CHUNK_BYTES, buffers[(number + 1) % 2]))
+            expected = header[start : start + len(chunk)]
+            differs |= chunk[: len(expected)] != expected
+            await asyncio.to_thread(digest.update, chunk)
+            progress.advance(len(chunk))
+    finally:
+        reading.cancel()
+    if digest.hexdigest() != shard.xxh3_128:
+        raise CorruptError("its bytes do not match their hash")
+    if differs:
+        raise CorruptError("its header is not the one that its plan gives")
+
+
+async def check_ack(tier: Tier, shard: Shard) -> None:
+    """Read a shard's acknowledgement.
+
+    Raises:
+        CorruptError: it is damaged, or does not say what the manifest says.
+        ObjectMissingError: it is not there.
+        TierError: the tier failed to answer.
+    """
+    if Shard.from_ack(await tier.get(shard.ack), shard.ack) != shard:
+        raise CorruptError("does not say of its shard what the manifest says")
+
+
+def check_record(shard: Shard, world_size: int) -> None:
+    """The rank's record belongs to this shard.
+
+    Raises:
+        CorruptError: it is another's.
+    """
+    at = shard.id.at
+    due = {"step": at.step, "generation": at.generation, "rank": shard.id.rank, "world_size": world_size}
+    for name, value in due.items():
+        if shard.record.get(name) != value:
+            raise CorruptError(f"the record of rank {shard.id.rank} has {name} {shard.record.get(name)!r}, not {value}")
+
+
+def _expected_header(shard: Shard, plan: Plan | None) -> bytes:
+    if plan is None or shard.id.rank >= plan.world_size:
+        return b""
+    image = plan.image(shard.id.rank)
+    if image.size_bytes != shard.size_bytes:
+        raise CorruptError(f"has {shard.size_bytes} bytes, its plan needs {image.size_bytes}")
+    return image.header
+
+
+async def _read(tier: Tier, shard: Shard, start: int, buffer: memoryview) -> memoryview:
+    part = buffer[: min(len(buffer), shard.size_bytes - start)]
+    if len(part):
+        await tier.read_into(shard.key, start, part)
+    return part

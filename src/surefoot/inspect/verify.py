@@ -1,0 +1,185 @@
+"""Verify: every byte of every checkpoint against manifest, plan and hashes, and the documents against each other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+
+from surefoot.agent.books import Books
+from surefoot.core.layout import EVENTS, StepId, commit_key, generation_key, plan_key
+from surefoot.core.manifest import Manifest, Shard
+from surefoot.core.plan import Plan
+from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
+from surefoot.inspect.checkpoints import resolve
+from surefoot.inspect.ledger import committed_steps, missing_commits
+from surefoot.inspect.problems import Findings, Problem
+from surefoot.inspect.progress import Progress, Silent
+from surefoot.inspect.shards import check_ack, check_record, check_shard
+from surefoot.inspect.survey import Survey, survey
+from surefoot.tiers.base import Tier
+
+_SHARDS_AT_ONCE = 4
+_GAPS_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verification found."""
+
+    problems: tuple[Problem, ...]
+    checkpoints: int
+    """Checkpoints read through."""
+    size_bytes: int
+    """Bytes of their shards."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+async def verify(tier: Tier, wanted: StepId | int | None = None, progress: Progress | None = None) -> Verdict:
+    """Read a run through, or one checkpoint of it and what it stands on. Memory: 64 MiB beside the documents.
+
+    What the tier fails to read is a problem named as that, never as absence. A checkpoint that retention gives up
+    meanwhile is none any more.
+
+    Args:
+        tier: the run's URI.
+        wanted: a checkpoint; None for all that are not given up, on the lineage or off it.
+        progress: hears of the bytes as they are read.
+    """
+    return await _Verification(Books(tier), progress or Silent()).run(wanted)
+
+
+class _Verification:
+    def __init__(self, books: Books, progress: Progress) -> None:
+        self._books = books
+        self._tier = books.tier
+        self._progress = progress
+        self._findings = Findings()
+        self._reads = asyncio.Semaphore(_SHARDS_AT_ONCE)
+
+    async def run(self, wanted: StepId | int | None) -> Verdict:
+        found = await survey(self._books, all_commits=True)
+        if found.empty:
+            return Verdict((Problem(found.uri, "no run here"),), 0, 0)
+        for problem in found.problems:
+            self._findings.add(problem.object, problem.what, fault=problem.fault)
+        self._check_generations(found)
+        self._check_parents(found)
+        if wanted is None:
+            await self._check_ledger(found)
+        chosen = self._chosen(found, wanted)
+        plans = await self._plans({m.plan for m in chosen} | (found.plans if wanted is None else set()))
+        size_bytes = sum(m.size_bytes for m in chosen)
+        self._progress.start(size_bytes)
+        for manifest in chosen:
+            await self._check_checkpoint(manifest, plans.get(manifest.plan))
+        return Verdict(self._findings.problems, len(chosen), size_bytes)
+
+    # ------------------------------------------------------------------ documents
+
+    def _check_generations(self, found: Survey) -> None:
+        """No number is missing below the newest, and none that anything names."""
+        listed = found.listed_generations
+        named = {at.generation for at in (*found.commits, *found.attempts())}
+        named |= {g.parent.generation for g in found.generations.values() if g.parent is not None}
+        for low, high in pairwise(sorted({0} | listed | named)):
+            named |= set(range(low + 1, min(high, low + _GAPS_NAMED)))
+        if not self._unlisted(found, "generations/"):
+            for number in sorted(named - listed):
+                self._findings.add(generation_key(number), "is missing")
+
+    def _check_parents(self, found: Survey) -> None:
+        """The key of a checkpoint that a generation started from stays taken for ever."""
+        if self._unlisted(found, "commits/"):
+            return
+        for generation in found.generations.values():
+            parent = generation.parent
+            if parent is None or not parent.committed:
+                continue
+            at = StepId(parent.step, parent.generation)
+            if at not in found.commits:
+                self._findings.add(commit_key(at), f"is missing, but generation {generation.number} started from it")
+
+    async def _check_ledger(self, found: Survey) -> None:
+        """The events are whole, and every commit that they tell of is there."""
+        told: set[StepId] = set()
+        for entry in await self._findings.listing(self._tier, EVENTS):
+            told |= await self._findings.attempt(entry.key, self._told(entry.key)) or set()
+        if self._unlisted(found, "commits/"):
+            return
+        for at in missing_commits(told, found.commits, found.attempts()):
+            # It may have been committed after the survey looked.
+            if await self._findings.attempt(commit_key(at), self._exists(commit_key(at))) is False:
+                self._findings.add(commit_key(at), "is missing, but the events say that it was committed")
+
+    async def _told(self, key: str) -> set[StepId]:
+        return committed_steps(await self._tier.get(key))
+
+    async def _exists(self, key: str) -> bool:
+        try:
+            await self._tier.size(key)
+        except ObjectMissingError:
+            return False
+        return True
+
+    @staticmethod
+    def _unlisted(found: Survey, prefix: str) -> bool:
+        return any(problem.fault and problem.object == prefix for problem in found.problems)
+
+    async def _plans(self, hashes: set[str] | frozenset[str]) -> dict[str, Plan]:
+        """Whole plans by hash. Reading one checks its hash and its exact cover."""
+        plans = {}
+        for plan_hash in sorted(hashes):
+            plan = await self._findings.attempt(plan_key(plan_hash), self._books.plan(plan_hash))
+            if plan is not None:
+                plans[plan_hash] = plan
+        return plans
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _chosen(self, found: Survey, wanted: StepId | int | None) -> list[Manifest]:
+        if wanted is None:
+            return [m for _at, m in sorted(found.manifests.items()) if m.retired is None]
+        try:
+            at = resolve(found, wanted)
+        except ConfigError as error:
+            self._findings.add(commit_key(wanted) if isinstance(wanted, StepId) else f"step {wanted}", str(error))
+            return []
+        manifest = found.manifests.get(at)
+        if manifest is not None and manifest.retired is None:
+            return [manifest]
+        if at not in found.damaged:
+            self._findings.add(commit_key(at), "was given up: it is no checkpoint any more")
+        return []
+
+    async def _check_checkpoint(self, manifest: Manifest, plan: Plan | None) -> None:
+        findings = Findings()
+        if plan is not None and plan.world_size != manifest.world_size:
+            findings.add(
+                manifest.key, f"has {manifest.world_size} ranks, its plan {plan.hash} is for {plan.world_size}"
+            )
+            plan = None
+        async with asyncio.TaskGroup() as group:
+            for shard in manifest.shards:
+                group.create_task(self._check_rank(manifest, shard, plan, findings))
+        if findings.problems and await self._still_stands(manifest):
+            for problem in findings.problems:
+                self._findings.add(problem.object, problem.what, fault=problem.fault)
+
+    async def _check_rank(self, manifest: Manifest, shard: Shard, plan: Plan | None, findings: Findings) -> None:
+        async with self._reads:
+            try:
+                check_record(shard, manifest.world_size)
+            except CorruptError as error:
+                findings.add(manifest.key, str(error))
+            await findings.attempt(shard.key, check_shard(self._tier, shard, plan, self._progress))
+            await findings.attempt(shard.ack, check_ack(self._tier, shard))
+
+    async def _still_stands(self, manifest: Manifest) -> bool:
+        """False if retention gave the checkpoint up while it was read."""
+        unread = Findings()
+        now = await unread.attempt(manifest.key, self._books.manifest(manifest.at))
+        return bool(unread.problems) or (now is not None and now.retired is None)
