@@ -422,6 +422,26 @@ def test_a_changed_record_is_noticed(tmp_path: Path) -> None:
         assert segment.sealed(0) is None
 
 
+def test_a_description_that_changed_while_it_was_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is filled and sealed anew between two reads of one reader: no mixed description."""
+    segment = make(tmp_path, size_bytes=10)
+    put(segment, 0, 1)
+    read = segment._get
+    restage = [lambda: put(segment, 0, 2)]
+
+    def interrupted(slot: int, word: int) -> int:
+        value = read(slot, word)
+        if restage:
+            restage.pop()()
+        return value
+
+    monkeypatch.setattr(segment, "_get", interrupted)
+    assert segment.sealed(0) is None
+    found = segment.sealed(0)
+    assert found is not None
+    assert (found.seq, found.at.step) == (4, 2)
+
+
 def test_images_of_two_slots_and_their_records_do_not_touch(tmp_path: Path) -> None:
     """Filling one slot to its last byte leaves every other byte of the segment as it was."""
     segment = make(tmp_path, num_slots=3, size_bytes=5000)
