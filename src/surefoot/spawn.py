@@ -26,6 +26,10 @@ READY_WITHIN_S = 180.0
 """An agent may have to wait for an older one that is still shipping."""
 
 
+_started: list[subprocess.Popen[bytes]] = []
+"""Kept, so that an agent that outlives the call is not taken for a forgotten child."""
+
+
 def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start an agent as a program of its own, in its own session, and wait until it serves.
 
@@ -47,6 +51,7 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
         )
     finally:
         os.close(writer)
+    _started.append(process)
     try:
         answer = _first_line(reader, READY_WITHIN_S)
     finally:

@@ -25,6 +25,8 @@ from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.spawn import spawn_agent
 
 _RESERVED = (SUPERSEDED, EVICTED_UNSAVED, EVICTED)
+_NOTICES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "sighup"}
+"""Signals that end a launch in good order. A second SIGINT ends it at once."""
 _TICK_S = 0.05
 _SPAWNS_AT_MOST = 5
 _SPAWNS_WITHIN_S = 30.0
@@ -134,7 +136,7 @@ class Supervisor:
     def _listen_to_signals(self) -> None:
         os.set_blocking(self._wake_writer, False)
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        for number in (*_NOTICES, signal.SIGCHLD):
             signal.signal(number, lambda _number, _frame: None)
 
     def _wait_for_something(self) -> None:
@@ -149,9 +151,9 @@ class Supervisor:
     def _signals(self, numbers: bytes) -> None:
         if signal.SIGINT in numbers and self._noticed is not None:
             raise KeyboardInterrupt
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number, source in _NOTICES.items():
             if number in numbers and self._noticed is None:
-                self._noticed = "sigterm" if number == signal.SIGTERM else "sigint"
+                self._noticed = source
                 self._tell({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
 
     def _reap_orphans(self) -> None:
@@ -249,7 +251,7 @@ class Supervisor:
             "--rdzv-endpoint=localhost:0",
             f"--rdzv-id={secrets.token_hex(8)}",
             "--monitor-interval=0.1",
-            "--signals-to-handle=SIGHUP",
+            "--signals-to-handle=SIGQUIT",
             *_after_options(self._launch.script),
         ]
         # torchrun would set this too, with a page of explanation for each launch.
@@ -260,7 +262,7 @@ class Supervisor:
             "SUREFOOT_AGENT": str(self._answer["socket"]),
             "SUREFOOT_TO": self._config.uri,
         }
-        self._torchrun = subprocess.Popen(command, env=environment, preexec_fn=_deaf_to_sigterm)
+        self._torchrun = subprocess.Popen(command, env=environment, preexec_fn=_deaf)
         self._tell({"op": "torchrun", "pid": self._torchrun.pid})
 
     def _kill_torchrun(self) -> None:
@@ -284,7 +286,7 @@ def _after_options(script: Sequence[str]) -> list[str]:
     return [*flags, "--", *script[len(flags) :]]
 
 
-def _deaf_to_sigterm() -> None:
-    # Inherited by the trainers: a SIGTERM to everybody reaches only the supervisor.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _deaf() -> None:
+    # Inherited by the trainers: a signal to everybody reaches only the supervisor.
+    for number in _NOTICES:
+        signal.signal(number, signal.SIG_IGN)

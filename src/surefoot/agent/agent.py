@@ -38,6 +38,8 @@ from surefoot.wire import Body
 _DRAIN_S = 900.0
 """Bound on finishing what is under way when everybody has left."""
 _AGE_LIMIT_S = 600.0
+_IDLE_S = 5.0
+"""A process that left the run but lives on (a notebook) may come again within this."""
 
 
 class _Over(Exception):  # noqa: N818 - not an error: the way out of a task group
@@ -183,9 +185,17 @@ class Agent:
         """Wait until nobody will start or continue training here."""
         if self._config.supervised:
             await self._reception.supervisor_done.wait()
-        else:
-            await _process_gone(self._config.owner_pid)
-        await self._crew.gone(10.0)
+            await self._crew.gone(10.0)
+            return
+        owner = asyncio.create_task(_process_gone(self._config.owner_pid))
+        idle = asyncio.create_task(self._crew.idle_for(_IDLE_S))
+        try:
+            await asyncio.wait((owner, idle), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            owner.cancel()
+            idle.cancel()
+        if owner.done() and not owner.cancelled():
+            await self._crew.gone(10.0)
 
     async def _part_from_supervisor(self, code: int) -> None:
         if not self._reception.has_supervisor:
@@ -226,7 +236,7 @@ class Agent:
         if not self._crew.workers:
             situation.finished_before = situation.finished_on_all()
             self._reception.crew_gone()
-        if worker.leaving or worker.stopping:
+        if (worker.leaving and not worker.failed) or worker.stopping:
             return
         step = max(0, situation.board.rank(worker.local_rank, RankWord.FINISHED) - 1)
         self._journal.record("worker_lost", rank=worker.rank, pid=worker.pid, step=step)

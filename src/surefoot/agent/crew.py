@@ -33,6 +33,10 @@ class Worker:
     hello: Body
     leaving: bool = False
     """It said goodbye: its end is no loss."""
+    failed: bool = False
+    """It said goodbye because of an error of its own: the others cannot go on without it."""
+    left: bool = False
+    """It closed its connection after its goodbye; its process may live on and come again."""
     stopping: bool = False
     answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
 
@@ -77,7 +81,9 @@ class Crew:
         if taken is not None and taken.incarnation == fields.integer("incarnation"):
             taken.link = link
             return taken
-        if taken is not None:
+        if taken is not None and taken.left and taken.pid == link.pid:
+            self._forget(taken)
+        elif taken is not None:
             raise UsageError(
                 f"rank {rank} of this run is already being trained on this machine by process {taken.pid}; "
                 "end that one first, or give this run another place"
@@ -135,6 +141,17 @@ class Crew:
             return False
         return True
 
+    async def idle_for(self, within_s: float) -> None:
+        """Return when there were trainers, and all have said goodbye and hung up, for that long."""
+        while True:
+            self.changed.clear()
+            idle = bool(self._workers) and self.all_left
+            try:
+                async with asyncio.timeout(within_s if idle else None):
+                    await self.changed.wait()
+            except TimeoutError:
+                return
+
     async def incomplete_for(self, within_s: float) -> None:
         """Return when some trainers have been waiting for others that long."""
         while True:
@@ -167,10 +184,23 @@ class Crew:
             hello,
         )
 
-    def _died(self, worker: Worker) -> None:
+    @property
+    def all_left(self) -> bool:
+        """True if nobody here trains, though processes may live on."""
+        return all(worker.left for worker in self._workers.values())
+
+    def hung_up(self, worker: Worker) -> None:
+        """A trainer's connection ended. Its process is watched by its pidfd; this only matters after a goodbye."""
+        worker.left = worker.leaving
+        self.changed.set()
+
+    def _forget(self, worker: Worker) -> None:
         asyncio.get_running_loop().remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         del self._workers[worker.rank]
+
+    def _died(self, worker: Worker) -> None:
+        self._forget(worker)
         for future in worker.answers.values():
             if not future.done():
                 future.set_exception(AgentError(f"rank {worker.rank} died"))

@@ -167,6 +167,7 @@ class Reception:
             if operation is None:
                 raise AgentError(f"rank {worker.rank} asked for {body.get('op')!r}, which nobody knows")
             await operation(worker, body)
+        self._crew.hung_up(worker)
 
     async def _admit(self, link: Link, hello: Body, fds: list[int]) -> Worker | None:
         refusal = None if hello.get("reconnect") else self.refusal()
@@ -255,6 +256,8 @@ class Reception:
 
     async def _answer_bye(self, worker: Worker, body: Body) -> None:
         worker.leaving = True
+        worker.failed = bool(body.get("failed"))
+        await self._shipper.left(worker.rank)
         self._journal.record("left", step=body.get("step"), finished=bool(body.get("finished")))
         self._situation.finished = self._situation.finished or bool(body.get("finished"))
         if self._eviction.noticed.is_set() and all(other.leaving for other in self._crew.workers):

@@ -27,7 +27,8 @@ _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _RETENTION_EVERY_S = 5.0
-_ENSURE_S = 3600.0
+_ENSURE_S = 60.0
+"""Given to all ranks to seal the last step, when nothing is being shipped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,8 @@ class Shipper:
         self._due_s = 0.0
         self._retained_s = 0.0
         self._changed = asyncio.Event()
+        self._spare: list[tuple[int, Segment, int, int]] = []
+        """Pins that nobody needs."""
         self.rate_bytes_per_s = 0.0
         """Measured speed of the last delivery; 0 before there is one."""
 
@@ -87,6 +90,11 @@ class Shipper:
         self, segment: Segment, slot: int, seq: int, at: StepId, trigger: str, tag: str | None, world_size: int
     ) -> None:
         """A rank sealed an image that is to be shipped; its slot is pinned."""
+        if at == self._situation.committed and trigger == "periodic":
+            # Told again to an agent whose predecessor died between the commit and the release.
+            self._spare.append((segment.rank, segment, slot, seq))
+            self._wake.set()
+            return
         delivery = self._find(at, trigger)
         if delivery is None:
             delivery = Delivery(at, trigger, tag, world_size)
@@ -106,6 +114,12 @@ class Shipper:
                     f"save() at step {delivery.at.step} was called on rank(s) {callers}, but not on rank {rank}: "
                     "call it on every rank",
                 )
+
+    async def left(self, rank: int) -> None:
+        """A rank will seal nothing more: what still lacks its part cannot become whole."""
+        for delivery in list(self._deliveries):
+            if not delivery.complete and rank not in delivery.parts:
+                await self._give_up(delivery, f"rank {rank} left before it took part")
 
     def _ship(self, images: ImageSet, trigger: str) -> None:
         delivery = Delivery(images.at, trigger, None, len(images.parts))
@@ -127,7 +141,7 @@ class Shipper:
     async def ensure(self, step: int) -> str | None:
         """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
         end_s = boot_s() + _ENSURE_S
-        while boot_s() < end_s:
+        while boot_s() < end_s or self.busy():
             committed = self._situation.committed
             if committed is not None and committed.step >= step:
                 return None
@@ -216,6 +230,8 @@ class Shipper:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            while self._spare:
+                await self._pins.unpin(*self._spare.pop())
             while (delivery := self._next()) is not None:
                 await self._work_on(delivery)
 

@@ -21,6 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from surefoot.core.dtypes import ITEM_BYTES
+from surefoot.core.image import is_tensor_name
 from surefoot.core.plan import Spread
 from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
@@ -73,12 +74,15 @@ class Flattener:
             UnsupportedStateError: something in them cannot be kept; the message names its path.
         """
         self._replicated_prefixes = tuple(f"{name}." for name in replicated_names)
-        pairs = [[name, self._node(tree, name)] for name, tree in trees.items()]
+        pairs = [[name, self._tree(tree, name)] for name, tree in trees.items()]
         structure = json.dumps({"$dict": pairs, "type": "dict"}, separators=(",", ":"))
         return Flat(self._tensors, self._values, structure)
 
-    def _node(self, value: Any, path: str) -> Node:
-        return self._walk(value, path) or self._value(value, path)
+    def _tree(self, value: Any, path: str) -> Node:
+        try:
+            return self._walk(value, path) or self._value(value, path)
+        except RecursionError as error:
+            raise UnsupportedStateError(f"{path}: contains itself, or is nested too deeply to be kept") from error
 
     def _walk(self, value: Any, path: str) -> Node | None:
         """The node of a subtree with a tensor in it; None for plain values."""
@@ -97,7 +101,10 @@ class Flattener:
             nodes = [self._walk(item, f"{path}.{index}") for index, item in enumerate(value)]
             if not any(nodes):
                 return None
-            items = [node or self._value(item, path) for item, node in zip(value, nodes, strict=True)]
+            items = [
+                node or self._value(item, f"{path}.{index}")
+                for index, (item, node) in enumerate(zip(value, nodes, strict=True))
+            ]
             return {"$list": items, "type": type(value).__name__}
         return None
 
@@ -107,10 +114,10 @@ class Flattener:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Node:
         check_keepable(tensor, path)
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj())
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         known = self._seen.get(key) if tensor.numel() else None
         if known is None:
-            known = self._seen[key] = self._unique(path)
+            known = self._seen[key] = self._unique(path if is_tensor_name(path) else ascii(path))
             self._tensors.append(NamedTensor(known, tensor.detach(), self._spread(tensor, path)))
         # A tied tensor is kept once: the second place refers to the first one's name.
         return {"$tensor": known}

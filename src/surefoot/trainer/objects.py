@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.errors import ConfigError, UnsupportedStateError
+from surefoot.trainer.tensors import copy_all
 
 
 class Kept(Protocol):
@@ -39,9 +41,19 @@ def unwrap(module: nn.Module) -> nn.Module:
             return module
 
 
-def canonical(key: str) -> str:
-    """A key of a state dict without the marks that wrappers of inner modules leave in it."""
-    return key.replace("_orig_mod.", "")
+def canonical(module: nn.Module, key: str) -> str:
+    """A key of a module's state dict without the marks that wrappers of inner modules leave in it."""
+    if "module" not in key and "_orig_mod" not in key:
+        return key
+    parts: list[str] = []
+    inner: object = module
+    for part in key.split("."):
+        if not (part == "_orig_mod" and hasattr(inner, part)) and not (
+            part == "module" and isinstance(inner, DistributedDataParallel)
+        ):
+            parts.append(part)
+        inner = getattr(inner, part, None)
+    return ".".join(parts)
 
 
 class KeptModule:
@@ -52,13 +64,24 @@ class KeptModule:
         self.module = unwrap(module)
 
     def tree(self) -> dict[str, Any]:
-        return {canonical(key): value for key, value in self.module.state_dict().items()}
+        return {canonical(self.module, key): value for key, value in self.module.state_dict().items()}
 
     def load(self, tree: dict[str, Any]) -> None:
-        live = {canonical(key): key for key in self.module.state_dict()}
-        _same_keys(self._name, set(tree), set(live))
-        self.module.load_state_dict({live[key]: value for key, value in tree.items()})
+        live = self.module.state_dict()
+        keys = {canonical(self.module, key): key for key in live}
+        _same_keys(self._name, set(tree), set(keys))
+        for key, value in tree.items():
+            _same_type(f"{self._name}.{key}", value, live[keys[key]])
+        # An extra state goes to code of the user's, which may well keep it.
+        given = {keys[k]: value if isinstance(value, torch.Tensor) else _cloned(value) for k, value in tree.items()}
+        given |= {key: _cloned(value) for key, value in given.items() if key.endswith("_extra_state")}
+        self.module.load_state_dict(given)
         self._own(tree)
+
+    def parameter_names(self) -> Iterator[tuple[nn.Parameter, str]]:
+        """Each parameter once, with its name in the run."""
+        for key, parameter in self.module.named_parameters():
+            yield parameter, f"{self._name}.{canonical(self.module, key)}"
 
     def _own(self, tree: dict[str, Any]) -> None:
         # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory.
@@ -99,6 +122,14 @@ class KeptOptimizer:
             raise ConfigError(f"{self._name}: its parameter groups are not those of the checkpoint")
         state = {numbers.get(key, key): _cloned(value) for key, value in tree["state"].items()}
         self._optimizer.load_state_dict({**tree, "state": state, "param_groups": _cloned(groups)})
+        self._undo_casts(state)
+
+    def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
+        """torch's own load casts floating-point state to its parameter's type, which loses bits where they differ."""
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        for number, values in saved.items():
+            if isinstance(number, int):
+                self._optimizer.state[parameters[number]] = _as_saved(self._optimizer.state[parameters[number]], values)
 
     def _live_groups(self) -> list[list[int]]:
         numbers = iter(range(sum(len(group["params"]) for group in self._optimizer.param_groups)))
@@ -141,8 +172,7 @@ class KeptTensor:
                 f"{self._name}: the checkpoint has {tree.dtype} {list(tree.shape)}, "
                 f"here it is {self._tensor.dtype} {list(self._tensor.shape)}"
             )
-        with torch.no_grad():
-            self._tensor.copy_(tree)
+        copy_all([(self._tensor.detach(), tree)])
 
 
 class KeptGenerator:
@@ -204,15 +234,41 @@ def _refill(old: Any, new: Any) -> Any:
     return new
 
 
-def _cloned(tree: Any) -> Any:
-    """The same containers with tensors of their own: what is loaded must never alias shared memory."""
+def _cloned(tree: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
+    """The same containers with tensors of their own: what is loaded must never alias shared memory.
+
+    One tensor in several places stays one tensor.
+    """
+    copies = {} if copies is None else copies
     if isinstance(tree, torch.Tensor):
-        return tree.clone()
+        if id(tree) not in copies:
+            copies[id(tree)] = tree.clone()
+        return copies[id(tree)]
     if type(tree) in (list, tuple):
-        return type(tree)(_cloned(item) for item in tree)
-    if isinstance(tree, dict) and type(tree).__name__ in ("dict", "OrderedDict"):
-        return type(tree)((key, _cloned(value)) for key, value in tree.items())
+        return type(tree)(_cloned(item, copies) for item in tree)
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, _cloned(value, copies)) for key, value in tree.items())
     return tree
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """What was loaded, with every tensor of another type than saved replaced by the saved one."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if type(loaded) is dict and isinstance(saved, dict) and loaded.keys() == saved.keys():
+        return {key: _as_saved(loaded[key], saved[key]) for key in loaded}
+    if type(loaded) in (list, tuple) and type(saved) is type(loaded) and len(saved) == len(loaded):
+        return type(loaded)(_as_saved(mine, its) for mine, its in zip(loaded, saved, strict=True))
+    return loaded
+
+
+def _same_type(name: str, saved: Any, live: Any) -> None:
+    # A module's own load would cast, and so lose bits without a word.
+    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and saved.dtype != live.dtype:
+        raise ConfigError(
+            f"{name}: the checkpoint has {saved.dtype}, here it is {live.dtype}; use the model that the run was "
+            "started with, and convert it after surefoot.Run is entered"
+        )
 
 
 def _same_keys(name: str, saved: set[str], live: set[str]) -> None:

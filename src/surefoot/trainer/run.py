@@ -474,21 +474,23 @@ class _Session:
         at = StepId(step, self.generation)
         if trigger is not None:
             self._durable_served = self.board.node(NodeWord.DURABLE_WANTED)
-        seq = stager.seal(slot, at, record, pin=trigger is not None, staged_ns=boot_ns())
+        tag = next((save.tag for save in saves if save.tag is not None), None)
+        message = stager.seal(
+            slot,
+            at,
+            record,
+            staged_ns=boot_ns(),
+            message={
+                "op": "sealed",
+                "step": step,
+                "generation": self.generation,
+                "trigger": trigger,
+                "tag": tag,
+            },
+        )
         self._newest = step
         self._set(RankWord.SEALED, step + 1)
         self._phase(Phase.SEALED)
-        tag = next((save.tag for save in saves if save.tag is not None), None)
-        message = {
-            "op": "sealed",
-            "plan": stager.plan.hash,
-            "slot": slot,
-            "seq": seq,
-            "step": step,
-            "generation": self.generation,
-            "trigger": trigger,
-            "tag": tag,
-        }
         self._newest_message = message
         self._client.tell(message)
 
@@ -582,7 +584,7 @@ class _Session:
     def close(self, *, clean: bool, finished: bool, step: int) -> None:
         if clean:
             self._agreement.leave()
-        self._goodbye(step, finished=finished, wait_safe=False)
+        self._goodbye(step, finished=finished, wait_safe=False, failed=not clean)
         self._end()
 
     def _leave_evicted(self, step: int) -> None:
@@ -595,11 +597,11 @@ class _Session:
             leaving.code = EVICTED_UNSAVED
         raise leaving
 
-    def _goodbye(self, step: int, *, finished: bool, wait_safe: bool) -> bool:
+    def _goodbye(self, step: int, *, finished: bool, wait_safe: bool, failed: bool = False) -> bool:
         self._phase(Phase.LEAVING)
         try:
             answer, _fds = self._client.request(
-                {"op": "bye", "step": step, "finished": finished, "wait_safe": wait_safe},
+                {"op": "bye", "step": step, "finished": finished, "wait_safe": wait_safe, "failed": failed},
                 within_s=None if wait_safe else 10.0,
             )
         except SurefootError:
@@ -646,7 +648,9 @@ class _Session:
 
     def _news(self) -> list[Body]:
         """What an agent that replaces another must hear."""
-        return [self._newest_message] if self._newest_message is not None else []
+        stager, newest = self._stager, self._newest_message
+        waiting = stager.tell_again() if stager is not None else []
+        return waiting if newest is None or newest in waiting else [*waiting, newest]
 
     def _tick(self, woken: bytes) -> None:
         if signal_byte in woken:
@@ -674,10 +678,10 @@ class _Session:
 
     def _parameter_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
-        for name, kept in self._kept.items():
+        for kept in self._kept.values():
             if isinstance(kept, KeptModule):
-                for key, parameter in kept.module.named_parameters():
-                    names.setdefault(id(parameter), f"{name}.{key.replace('_orig_mod.', '')}")
+                for parameter, name in kept.parameter_names():
+                    names.setdefault(id(parameter), name)
         return names
 
     def _event(self, kind: str, **fields: Any) -> None:

@@ -18,6 +18,7 @@ from surefoot.core.slots import NEVER, SlotView, reusable
 from surefoot.segment import Segment
 from surefoot.trainer.flatten import NamedTensor
 from surefoot.trainer.tensors import box_view, copy_all
+from surefoot.wire import Body
 
 
 class Stager:
@@ -29,7 +30,8 @@ class Stager:
         self._leaves = [item.leaf for item in plan.items if item.rank == rank]
         self._views = [self._slot_views(slot, plan, rank) for slot in range(segment.num_slots)]
         self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
-        self._pinned = set(pinned)
+        self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
+        """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
         self._lock = threading.Lock()
 
     def free_slots(self, sealed_on_all: int) -> int:
@@ -53,30 +55,36 @@ class Stager:
         views = self._views[slot]
         copy_all((view, live[leaf]) for leaf, view in views)
 
-    def seal(self, slot: int, at: StepId, record: bytes, *, pin: bool, staged_ns: int) -> int:
-        """Close a filled slot; returns its `seq`. Pinned, it stays until the agent lets go."""
+    def seal(self, slot: int, at: StepId, record: bytes, *, staged_ns: int, message: Body) -> Body:
+        """Close a filled slot; returns the message for the agent. With a trigger in it, the slot is pinned: it stays
+        until the agent lets go."""
         with self._lock:
-            if pin:
-                self._pinned.add(slot)
+            pin = message["trigger"] is not None
             self._steps[slot] = at.step
-            return self.segment.seal(slot, at, record, durable=pin, staged_ns=staged_ns)
+            seq = self.segment.seal(slot, at, record, durable=pin, staged_ns=staged_ns)
+            told = {**message, "plan": self.plan.hash, "slot": slot, "seq": seq}
+            if pin:
+                self._pinned[slot] = told
+            return told
 
     def pin(self, slot: int, seq: int) -> bool:
         """Keep a slot for the agent. False if it moved on."""
         with self._lock:
             if self.segment.seq(slot) != seq:
                 return False
-            self._pinned.add(slot)
+            self._pinned.setdefault(slot, None)
             return True
 
     def unpin(self, slot: int, seq: int) -> None:
         with self._lock:
             if self.segment.seq(slot) == seq:
-                self._pinned.discard(slot)
+                self._pinned.pop(slot, None)
 
-    def pinned(self) -> list[int]:
+    def tell_again(self) -> list[Body]:
+        """For an agent that replaces another: what waits to be shipped. Pins that the old one took for itself end."""
         with self._lock:
-            return sorted(self._pinned)
+            self._pinned = {slot: told for slot, told in self._pinned.items() if told is not None}
+            return [told for told in self._pinned.values() if told is not None]
 
     def _slots(self) -> list[SlotView]:
         return [SlotView(step, slot in self._pinned) for slot, step in enumerate(self._steps)]

@@ -12,8 +12,14 @@ import xxhash
 from surefoot.core.image import Box
 from surefoot.trainer.flatten import dtype_name
 
-_COPIED_AS_BYTES = {"complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"}
-"""Element types for which not every kernel exists: their bytes are moved instead."""
+_COPIED_AS = {
+    "complex32": torch.int32,
+    "float4_e2m1fn_x2": torch.uint8,
+    "float8_e8m0fnu": torch.uint8,
+    "float8_e4m3fnuz": torch.uint8,
+    "float8_e5m2fnuz": torch.uint8,
+}
+"""Element types for which not every kernel exists: they are moved as integers of their size."""
 
 
 def box_view(memory: memoryview | mmap.mmap, box: Box, offset: int) -> torch.Tensor:
@@ -37,18 +43,16 @@ def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each source into its destination; both have the same type and shape."""
     with torch.no_grad():
         for destination, source in pairs:
-            if dtype_name(source.dtype) in _COPIED_AS_BYTES:
-                as_bytes(destination).copy_(as_bytes(source))
-            else:
+            other = _COPIED_AS.get(dtype_name(source.dtype))
+            if other is None:
                 destination.copy_(source)
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes; a view where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            else:
+                # A view of the same element size exists whatever the strides: what is written goes where it should.
+                destination.view(other).copy_(source.resolve_conj().view(other))
 
 
 def digest(tensor: torch.Tensor) -> str:
     """Hash of a tensor's bytes, to compare it between ranks."""
-    data = as_bytes(tensor.resolve_conj().resolve_neg()).cpu()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    data = plain.contiguous().reshape(-1).view(torch.uint8).cpu()
     return xxhash.xxh3_128_hexdigest(data.numpy().data)
