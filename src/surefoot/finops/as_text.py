@@ -105,7 +105,7 @@ def _capacity(plan: Plan) -> Table:
         found = plan.mix.mix
         table.caption = (
             f"mix solved to {show_usd(found.objective_usd)} USD, bound {show_usd(found.bound_usd)}, "
-            f"gap {found.gap:.2%}; availability: {plan.mix.offer.name}"
+            f"gap {show_share(found.gap, 2)}; availability: {plan.mix.offer.name}"
         )
     return table
 

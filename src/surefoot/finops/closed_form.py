@@ -134,12 +134,10 @@ class _Losses:
     hot_lost_steps: float
     cold_events: float
     loads: float
-    swapped: float
-    """Standby nodes used."""
 
 
 def _losses(job: Job, timing: Timing, hazard: Hazard, announced: float, shares: _Shares) -> _Losses:
-    wall = lost = steps = swapped = 0.0
+    wall = lost = steps = 0.0
     gap_s = hazard.mean_gap_s
     node: dict[Phase, float] = {}
     again = _expm1(timing.load_s / gap_s)  # interrupted loads for each cold event
@@ -160,13 +158,12 @@ def _losses(job: Job, timing: Timing, hazard: Hazard, announced: float, shares: 
         recovery = _recovery(job, timing, k, 0.0, timing.load_s)
         wall += first_and_again * recovery.wall_s
         _add(node, recovery.node_s, first_and_again)
-        swapped += (rate + share * again * shares.cold / gap_s) * min(k, timing.standby)
     load_s = again * shares.cold  # M · (e^(R/M) − 1) for each cold event, of which there are P(cold) ÷ M a second
     wall += load_s
     _add(node, {Phase.RESTORE: load_s * _nodes_while_loading(job, timing, hazard)}, 1.0)
     events = (1.0 + again * shares.cold) / gap_s
     loads = shares.cold * (1.0 + again) / gap_s
-    return _Losses(wall, events, node, lost, steps, shares.cold / gap_s, loads, swapped)
+    return _Losses(wall, events, node, lost, steps, shares.cold / gap_s, loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +222,8 @@ def _assemble(job: Job, timing: Timing, up_s: float, compute_s: float, losses: _
             Phase.USEFUL: job.work_s * job.nodes,
             Phase.WASTED_PROGRESS: cold_lost_s * job.nodes,
             Phase.CHECKPOINT_SAVE: (up_s - compute_s) * job.nodes,
-            Phase.STANDBY: max(0.0, timing.standby * wall_s - losses.swapped * up_s * timing.replacement_s),
+            # Paid all the time, also while its own replacement is on the way: else evictions would make it cheaper.
+            Phase.STANDBY: timing.standby * wall_s,
         },
         1.0,
     )

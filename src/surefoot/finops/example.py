@@ -28,7 +28,7 @@ def brief_request(*, runs: int = 2000, seed: int = 1, deadline_s: float | None =
     """The brief's premises as a request; what it does not say is assumed, and says so."""
     reserved_usd = ON_DEMAND_USD_PER_GPU_H * 8 * (1.0 - reservation_discounts("aws")["1yr_no_upfront"][2])
     return Request(
-        name="brief",
+        name="the brief: 70B on 64 H100",
         job=Job(work_s=WORK_S, state_bytes=STATE_BYTES, step_s=STEP_S, nodes=8, gpus_per_node=8, min_nodes=4),
         costs=Costs(
             copy_s=0.85,

@@ -12,9 +12,9 @@ from surefoot.finops.planner import Plan
 from surefoot.finops.units import HOUR_S, show_duration, show_share, show_usd
 
 _STYLE = """
-:root{--ink:#1c2430;--soft:#5d6a7a;--rule:#e3e7ec;--paper:#fff;--price:#9db8d9;--scheme:#e0822f;--paid:#3c4d63;
+:root{--ink:#1c2430;--soft:#5d6a7a;--rule:#e3e7ec;--paper:#fff;--price:#a9c1de;--onprice:#14304f;--scheme:#e0822f;--paid:#3c4d63;
 --loss:#b3261e;--less:#2f7d6b;--more:#b3562f;--ridge:#c9d5e3;--strong:#e0822f;--card:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--ink:#e7ebf0;--soft:#9aa7b6;--rule:#2c3642;--paper:#12171d;--price:#4c6a91;
+@media(prefers-color-scheme:dark){:root{--ink:#e7ebf0;--soft:#9aa7b6;--rule:#2c3642;--paper:#12171d;--price:#4c6a91;--onprice:#fff;
 --scheme:#e0822f;--paid:#8195ae;--loss:#e5675f;--less:#4fa891;--more:#d9804f;--ridge:#34465a;--card:#1a2129}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1000px;padding:40px 28px 80px;background:var(--paper);color:var(--ink);
@@ -27,6 +27,7 @@ p{margin:6px 0;max-width:75ch}.lead{color:var(--soft)}
 svg{width:100%;height:auto;display:block;margin:14px 0}
 svg text{fill:var(--ink);font-size:13px}.tick,.note{fill:var(--soft)!important;font-size:12px!important}
 .strong{font-weight:650}.inbar{fill:#fff!important;font-size:12px!important}
+.onprice{fill:var(--onprice)!important;font-size:12px!important}
 .grid{stroke:var(--rule)}.leader{stroke:var(--rule)}.base{stroke:var(--ink);stroke-width:1.4}
 .limit{stroke:var(--loss);stroke-dasharray:4 4;stroke-width:1.4}
 .paid{fill:var(--paid)}.price{fill:var(--price)}.scheme{fill:var(--scheme)}.loss{fill:var(--loss)}
@@ -36,10 +37,11 @@ svg text{fill:var(--ink);font-size:13px}.tick,.note{fill:var(--soft)!important;f
 .way{fill:none;stroke:var(--soft);stroke-width:1.4}.way.best{stroke:var(--scheme);stroke-width:3}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:14px;color:var(--soft)}
 .key i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px;margin:12px 0}
-th,td{padding:6px 9px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13.5px;margin:12px 0}
+th,td{padding:6px 6px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child,.words td{text-align:left}
 .words td{white-space:normal}
+table.last-words td:last-child,table.last-words th:last-child{text-align:left;white-space:normal}
 tr.chosen td{font-weight:650}tr.lit td{background:var(--card)}
 ul{padding-left:20px}li{margin:5px 0}footer{margin-top:48px;color:var(--soft);font-size:14px}
 """
@@ -105,10 +107,10 @@ def _body(plan: Plan) -> list[str]:
 
 
 _SAVINGS = "Of each dollar on demand. The price saving is what any spot user has with the baseline scheme."
-_PARETO = "Expected values. Orange: no other option is both cheaper and sooner."
+_PARETO = "Expected values. Orange: no other option is both cheaper and sooner. Hover a mark for its name."
 _FINISH = "Simulated runs, each curve at its own height. A narrow curve is a promise that can be kept."
 _COST = "The same runs in dollars."
-_TORNADO = "The recommended scheme with one input changed at a time."
+_TORNADO = "The recommended scheme, one input changed at a time. A name: the scheme that would then be cheapest."
 _MONTHS = "The same GPUs, busy as long each month."
 _KEY = (
     '<div class="key"><span><i class="paid" style="background:var(--paid)"></i>paid</span>'
@@ -197,14 +199,15 @@ def _capacity_table(plan: Plan) -> str:
         hours = [f"{value / HOUR_S:.1f}" for value in (row.wall_s.mean, row.wall_s.p50, row.wall_s.p95)]
         cells = [row.name, *money, *hours, show_share(row.on_time_share, 0), row.detail]
         rows.append("<tr>" + "".join(_cell(words, None) for words in cells) + "</tr>")
-    return _table(("kind", "USD", "p50", "p95", "hours", "p50", "p95", "on time", "what"), rows)
+    return _table(("kind", "USD", "p50", "p95", "hours", "p50", "p95", "on time", "what"), rows, "last-words")
 
 
 def _bound(plan: Plan) -> str:
     if plan.mix is None:
         return ""
     found = plan.mix.mix
-    return f" Solver: {show_usd(found.objective_usd)} USD, bound {show_usd(found.bound_usd)}, gap {found.gap:.2%}."
+    gap = show_share(found.gap, 2)
+    return f" Solver: {show_usd(found.objective_usd)} USD, bound {show_usd(found.bound_usd)}, gap {gap}."
 
 
 def _warnings(plan: Plan) -> str:

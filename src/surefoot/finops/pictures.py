@@ -9,7 +9,19 @@ import numpy as np
 from surefoot.finops.hazards import Floats
 from surefoot.finops.planner import Plan, Point
 from surefoot.finops.results import SchemeResult
-from surefoot.finops.svg import Scale, around, circle, line, path, picture, rect, spread_labels, text
+from surefoot.finops.svg import (
+    LogScale,
+    Scale,
+    around,
+    circle,
+    line,
+    log_around,
+    path,
+    picture,
+    rect,
+    spread_labels,
+    text,
+)
 from surefoot.finops.units import HOUR_S, show_share, show_usd
 
 WIDTH = 920.0
@@ -33,15 +45,15 @@ def savings(plan: Plan) -> str:
 def pareto(plan: Plan) -> str:
     """Expected cost against expected time to finish; the front is drawn."""
     points = [point for point in plan.points if np.isfinite(point.cost_usd) and np.isfinite(point.wall_s)]
-    height, label_x = 460.0, WIDTH - 220
-    x = around([point.wall_s / HOUR_S for point in points], 70, label_x - 60)
-    y = around([point.cost_usd for point in points], height - 50, 24)
+    height = 460.0
+    x = around([point.wall_s / HOUR_S for point in points], 70, WIDTH - RIGHT, 0.1)
+    y = log_around([point.cost_usd for point in points], height - 50, 24)
     parts = _axes(x, y, height, "hours until done", "USD")
     front = sorted((point for point in points if point.on_front), key=lambda point: point.wall_s)
     parts.append(path(_stairs(front, x, y), "front"))
-    places = spread_labels([y(point.cost_usd) for point in points], 19, 24, height - 50)
-    for point, place in zip(points, places, strict=True):
-        parts += _labelled_point(point, x(point.wall_s / HOUR_S), y(point.cost_usd), label_x, place)
+    taken: list[_Box] = [_box_at(x(p.wall_s / HOUR_S) - 5, y(p.cost_usd) + 5, 10, 10) for p in points]
+    for together in sorted(_coinciding(points), key=lambda group: not group[0].on_front):
+        parts += _labelled(together, x(together[0].wall_s / HOUR_S), y(together[0].cost_usd), taken)
     return picture(WIDTH, height, "cost against time to finish, with the Pareto front", parts)
 
 
@@ -56,8 +68,12 @@ def tornado(plan: Plan) -> str:
     for index, bar in enumerate(bars):
         top = 34 + index * ROW
         parts.append(text(LEFT + 20, top + 15, bar.name, "label", "end"))
-        parts += _tornado_bar(x, base, bar.low_usd, top, f"{bar.name} {bar.low}", bar.low)
-        parts += _tornado_bar(x, base, bar.high_usd, top, f"{bar.name} {bar.high}", bar.high)
+        for value, words, winner in (
+            (bar.low_usd, bar.low, bar.low_best),
+            (bar.high_usd, bar.high, bar.high_best),
+        ):
+            flipped = "" if winner == plan.advice.scheme else f": {winner}"
+            parts += _tornado_bar(x, base, value, top, f"{bar.name} {words}", words + flipped)
     parts.append(line(x(base), 28, x(base), height - 26, "base"))
     parts.append(text(x(base), 18, f"{show_usd(base)} USD", "note", "middle"))
     return picture(WIDTH, height, "tornado: cost with each input low and high", parts)
@@ -114,24 +130,58 @@ def _saving_row(plan: Plan, result: SchemeResult, x: Scale, top: float) -> list[
     if saving.scheme < 0:
         loss = rect(x(paid + saving.scheme), top, x(paid) - x(paid + saving.scheme), 22, "loss", scheme_title)
         parts.insert(2, loss)
-    words = f"net {show_share(saving.net)} = price {show_share(saving.price)} {saving.scheme:+.1%} scheme"
-    parts.append(text(x(1) - 8, top + 15, words.replace("%", " %").replace("  %", " %"), "inbar", "end"))
+    sign = "−" if saving.scheme < 0 else "+"
+    words = f"{show_share(saving.net)} = {show_share(saving.price)} {sign} {show_share(abs(saving.scheme))}"
+    parts.append(text(x(1) - 8, top + 15, words, "onprice", "end"))
     return parts
 
 
-def _labelled_point(point: Point, at_x: float, at_y: float, label_x: float, label_y: float) -> list[str]:
-    css = "point front-point" if point.on_front else "point"
-    words = f"{point.name}: {show_usd(point.cost_usd)} USD, {point.wall_s / HOUR_S:.1f} h"
-    return [
-        line(at_x, at_y, label_x - 8, label_y - 4, "leader"),
-        circle(at_x, at_y, 5.5 if point.on_front else 4, css, words),
-        text(
-            label_x, label_y, f"{point.name}  {show_usd(point.cost_usd)}", "label strong" if point.on_front else "label"
-        ),
-    ]
+_Box = tuple[float, float, float, float]
 
 
-def _stairs(front: Sequence[Point], x: Scale, y: Scale) -> list[tuple[float, float]]:
+def _box_at(x: float, y: float, width: float, height: float) -> _Box:
+    """Left, top, right, bottom of a mark whose lower left corner is at x, y."""
+    return x, y - height, x + width, y
+
+
+def _coinciding(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that the eye cannot tell apart, together; those of the front first."""
+    groups: list[list[Point]] = []
+    for point in sorted(points, key=lambda p: not p.on_front):
+        for group in groups:
+            first = group[0]
+            if abs(point.cost_usd / first.cost_usd - 1) < 0.004 and abs(point.wall_s / first.wall_s - 1) < 0.004:
+                group.append(point)
+                break
+        else:
+            groups.append([point])
+    return groups
+
+
+def _labelled(together: Sequence[Point], at_x: float, at_y: float, taken: list[_Box]) -> list[str]:
+    """A mark and, where there is room near it, its name. Without room the name is in the mark's tooltip."""
+    first = together[0]
+    names = " = ".join(point.name for point in together)
+    css = "point front-point" if first.on_front else "point"
+    title = f"{names}: {show_usd(first.cost_usd)} USD, {first.wall_s / HOUR_S:.1f} h"
+    parts = [circle(at_x, at_y, 5.5 if first.on_front else 4, css, title)]
+    words = f"{names}  {show_usd(first.cost_usd)}"
+    width = 7.2 * len(words)
+    for dx, dy in ((11, 4), (11, 20), (11, -12), (11, 36), (11, -28), (-width - 11, 4)):
+        box = _box_at(at_x + dx, at_y + dy, width, 14)
+        inside = box[2] < WIDTH and box[0] > 60
+        if inside and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            parts.append(text(at_x + dx, at_y + dy, words, "label strong" if first.on_front else "label"))
+            break
+    return parts
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _stairs(front: Sequence[Point], x: Scale, y: Scale | LogScale) -> list[tuple[float, float]]:
     """Between two points of a front nothing better is known: the line goes along, then down."""
     corners: list[tuple[float, float]] = []
     for point in front:
@@ -172,19 +222,21 @@ def _distributions(
         parts += _ridge(x, values, top + step * (index + 1) - 8, step * 0.82, name, name == strong)
     if limit is not None:
         parts.append(line(x(limit), top - 14, x(limit), height - 30, "limit"))
-        parts.append(text(x(limit) - 5, top - 18, limit_name, "note", "end"))
+        parts.append(text(x(limit) + 6, height - 36, limit_name, "note"))
     parts.append(text(LEFT, 14, f"{unit}; the line is p5 to p95, the dot the median", "note"))
     return picture(WIDTH, height, f"distribution of {unit}", parts)
 
 
 def _ridge(x: Scale, values: Floats, floor_y: float, room: float, name: str, strong: bool) -> list[str]:
-    bins = np.linspace(x.low, x.high, 141)
+    edge_low, edge_high = (float(q) for q in np.percentile(values, (0.3, 99.7)))
+    room_x = max((edge_high - edge_low) * 0.08, (x.high - x.low) * 0.002)
+    bins = np.linspace(edge_low - room_x, edge_high + room_x, 56)
     counts, _ = np.histogram(values, bins)
     smooth = np.convolve(counts, np.array([1, 2, 3, 2, 1]) / 9.0, mode="same")
     tall = smooth.max() or 1.0
     middles = (bins[:-1] + bins[1:]) / 2
     curve = [(x(float(m)), floor_y - room * float(c) / float(tall)) for m, c in zip(middles, smooth, strict=True)]
-    outline = [(x(x.low), floor_y), *curve, (x(x.high), floor_y)]
+    outline = [(curve[0][0], floor_y), *curve, (curve[-1][0], floor_y)]
     low, middle, high = (float(q) for q in np.percentile(values, (5, 50, 95)))
     return [
         path(outline, "ridge strong-ridge" if strong else "ridge", closed=True, title=name),
@@ -202,7 +254,7 @@ def _vertical_grid(x: Scale, top: float, bottom: float, words: object) -> list[s
     return parts
 
 
-def _axes(x: Scale, y: Scale, height: float, x_name: str, y_name: str) -> list[str]:
+def _axes(x: Scale, y: Scale | LogScale, height: float, x_name: str, y_name: str) -> list[str]:
     right = x.end_px
     parts = []
     for tick in x.ticks(6):

@@ -219,7 +219,7 @@ class _Fleet:
         self._add(Phase.ELASTIC_SLICE_DOWN, np.where(training, billed - full, 0.0))
         self._add(Phase.RESTORE, np.where(loading, billed, 0.0))
         self._add(Phase.INFRASTRUCTURE_RECOVERY, np.where(training | loading, 0.0, billed))
-        self._add(Phase.STANDBY, step * self.spare)
+        self._add(Phase.STANDBY, step * self.timing.standby)
 
     def _add(self, phase: Phase, node_s: Floats) -> None:
         self.node_s[PHASES.index(phase)] += node_s
@@ -228,7 +228,7 @@ class _Fleet:
         """Wall time in which nothing is evicted."""
         self.wall += np.where(who, seconds, 0.0)
         self._add(phase, np.where(who, node_s, 0.0))
-        self._add(Phase.STANDBY, np.where(who, seconds * self.spare, 0.0))
+        self._add(Phase.STANDBY, np.where(who, seconds * self.timing.standby, 0.0))
 
     def _begin_recoveries(self) -> None:
         who = self.live & self.recovering & (self.usable_of[self.present] > 0)

@@ -28,6 +28,33 @@ class Scale:
         return [index * step for index in range(first, last + 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """A logarithmic map from positive values to pixels."""
+
+    low: float
+    high: float
+    start_px: float
+    end_px: float
+
+    def __call__(self, value: float) -> float:
+        share = log10(value / self.low) / log10(self.high / self.low)
+        return self.start_px + share * (self.end_px - self.start_px)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """1, 1.5, 2, 3, 5 and 7 in each decade."""
+        decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        every = [factor * 10.0**decade for decade in decades for factor in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)]
+        return [value for value in every if self.low <= value <= self.high]
+
+
+def log_around(values: Sequence[float], start_px: float, end_px: float, margin: float = 0.1) -> LogScale:
+    """A logarithmic scale that shows all values with some room."""
+    low, high = min(values), max(values)
+    room = (high / low) ** margin if high > low else 1.2
+    return LogScale(low / room, high * room, start_px, end_px)
+
+
 def around(values: Sequence[float], start_px: float, end_px: float, margin: float = 0.06) -> Scale:
     """A scale that shows all values with some room."""
     low, high = min(values), max(values)

@@ -80,7 +80,7 @@ class _State:
     def pass_wall(self, seconds: float, phase: Phase, nodes: float) -> None:
         self.wall += seconds
         self.spend(phase, seconds * nodes)
-        self.spend(Phase.STANDBY, seconds * self.spare)
+        self.spend(Phase.STANDBY, seconds * self.timing.standby)
 
 
 def walk(
@@ -156,7 +156,7 @@ def _advance(state: _State, wall_s: float, speed: float) -> None:
     state.spend(phase if speed else Phase.INFRASTRUCTURE_RECOVERY, (done if speed else wall_s) * _weight(state, speed))
     if speed:
         state.spend(Phase.ELASTIC_SLICE_DOWN, wall_s * state.present - done * job.nodes)
-    state.spend(Phase.STANDBY, wall_s * state.spare)
+    state.spend(Phase.STANDBY, wall_s * state.timing.standby)
     state.wall += wall_s
     state.clock += done
     state.since += done
