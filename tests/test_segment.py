@@ -373,6 +373,37 @@ def test_a_voided_slot_holds_nothing_until_it_is_filled_again(tmp_path: Path) ->
     assert len(segment.all_sealed()) == 2
 
 
+def test_giving_up_a_slot_never_touches_what_was_filled_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that fills and seals anew while the agent gives the old image up loses neither image nor number."""
+    segment = make(tmp_path, size_bytes=10)
+    put(segment, 0, 1)
+    old = segment.sealed(0)
+    assert old is not None
+    read = segment._get
+    restage = [lambda: put(segment, 0, 2)]
+
+    def interrupted(slot: int, word: int) -> int:
+        value = read(slot, word)
+        if restage:
+            restage.pop()()
+        return value
+
+    monkeypatch.setattr(segment, "_get", interrupted)
+    segment.void(0)
+    monkeypatch.undo()
+    segment.void(0, old.seq)
+    new = segment.sealed(0)
+    assert new is not None
+    assert (new.seq, new.at.step) == (4, 2)
+    assert put(segment, 0, 3) == 6
+    segment.begin(0)
+    segment.void(0)
+    assert segment.seal(0, StepId(4, 1), record_of(4), durable=False, staged_ns=0) == 8
+    assert [sealed.at.step for sealed in segment.all_sealed()] == [4]
+
+
 def test_sealing_what_was_not_opened_is_an_error(tmp_path: Path) -> None:
     """A slot that is free or sealed already cannot be sealed: its number would say "filling" for ever."""
     segment = make(tmp_path, size_bytes=10)

@@ -5,9 +5,10 @@
     plan            JSON                                                                        from page 2
     slot 0 … n-1    record (JSON, up to record_capacity) │ image (the bytes of the file)        page-aligned
 
-Slot states are not a word but follow from two single-writer words: the trainer's `seq` (odd: filling; even and not
-0: sealed) and the agent's `hashed_seq` (the `seq` whose bytes its hash describes). A slot is *hashed* if they are
-equal. Two writers of one state word could overwrite each other; two words with one writer each cannot.
+Slot states are not a word but follow from three single-writer words: the trainer's `seq` (odd: filling; even and not
+0: sealed), the agent's `hashed_seq` (the `seq` whose bytes its hash describes) and its `voided_seq` (a `seq` that it
+gave up). A slot is *hashed* if `hashed_seq` equals `seq`, and holds nothing if `voided_seq` does. Two writers of one
+state word could overwrite each other; words with one writer each cannot.
 
 Every field is untrusted when a segment is adopted: bounds are checked against the real size.
 """
@@ -38,7 +39,7 @@ _MAX_SLOTS = PAGE_BYTES // (8 * _ENTRY_WORDS)
 
 # Words of a slot's entry. The trainer writes the first group, the agent the second.
 _SEQ, _STEP, _GENERATION, _FLAGS, _RECORD_BYTES, _RECORD_HASH_0, _RECORD_HASH_1, _STAGED_NS = range(8)
-_HASHED_SEQ, _HASH_0, _HASH_1 = range(8, 11)
+_HASHED_SEQ, _HASH_0, _HASH_1, _VOIDED_SEQ = range(8, 12)
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -98,7 +99,7 @@ class Sealed:
 
 
 class Segment:
-    """A mapped segment. The trainer calls `begin` and `seal`; the agent calls `set_hash`; anybody reads."""
+    """A mapped segment. The trainer calls `begin` and `seal`; the agent `set_hash` and `void`; anybody reads."""
 
     def __init__(
         self, fd: int, mapping: mmap.mmap, geometry: Geometry, rank: int, run: str, plan_hash: str, path: Path | None
@@ -193,9 +194,14 @@ class Segment:
         self._set(slot, _SEQ, seq)
         return seq
 
-    def void(self, slot: int) -> None:
-        """Give up what a slot holds (a bad image, or a filling that nobody will finish)."""
-        self._set(slot, _SEQ, self._get(slot, _SEQ) | 1)
+    def void(self, slot: int, seq: int | None = None) -> None:
+        """Give up what a slot holds (a bad image, or history). The agent calls this, also while the trainer fills.
+
+        Args:
+            slot: the slot.
+            seq: the `seq` that was found bad; no effect if the slot moved on. None: whatever it holds now.
+        """
+        self._set(slot, _VOIDED_SEQ, self._get(slot, _SEQ) if seq is None else seq)
 
     def set_hash(self, sealed: Sealed, image_hash: str) -> None:
         """Write the image's hash; dropped if the slot moved on since `sealed` was read.
@@ -222,6 +228,8 @@ class Segment:
             return None
         entry = self._table[slot * _ENTRY_WORDS : (slot + 1) * _ENTRY_WORDS].tolist()
         if self._get(slot, _SEQ) != seq or entry[_RECORD_BYTES] > self.geometry.record_capacity:
+            return None
+        if entry[_VOIDED_SEQ] == seq:
             return None
         hashed = entry[_HASHED_SEQ] == seq
         return Sealed(
