@@ -6,10 +6,10 @@ import sys
 
 import typer
 
-from surefoot.cli import clean, evict, ls, run, show, status, verify
+from surefoot.cli import clean, demo, evict, ls, run, show, status, verify
 from surefoot.errors import SurefootError
 
-_COMMANDS = (run, ls, show, verify, status, evict, clean)
+_COMMANDS = (run, ls, show, verify, status, evict, clean, demo)
 
 
 def build() -> typer.Typer:

@@ -1,0 +1,145 @@
+"""`surefoot demo`: see it survive, on this machine, in about two minutes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from surefoot.scenario.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
+from surefoot.scenario.engine import View
+from surefoot.scenario.events import Event, Strike
+from surefoot.scenario.verdict import Recovery
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Moves the events and the training.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=MIN_STEPS)] = 200,
+    ranks: Annotated[int, typer.Option(help="Trainers.", min=1)] = 2,
+    store: Annotated[
+        Path | None, typer.Option(help="Train into this directory instead of an S3 server of the demo's own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the runs and the events too, not only the log.")] = False,
+) -> None:
+    """Train a small model, evict it, kill a worker, the agent, everything; compare with undisturbed training."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    config = DemoConfig(seed=seed, steps=steps, ranks=ranks, store=store, keep=keep)
+    with _Screen(config, quiet=as_json) as screen:
+        result = run_demo(config, screen.look_on)
+    if as_json:
+        typer.echo(json.dumps(result.to_json()))
+    else:
+        _show(result)
+    raise typer.Exit(0 if result.verdict.passed else 1)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    # An ordinary way out, so that nothing is left behind.
+    sys.exit(128 + number)
+
+
+class _Screen:
+    """A live table on a terminal, a line an event elsewhere, nothing if quiet."""
+
+    def __init__(self, config: DemoConfig, *, quiet: bool) -> None:
+        self._config = config
+        self._quiet = quiet
+        self._console = Console()
+        self._said: list[str] = []
+        terminal = self._console.is_terminal and not quiet
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True) if terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+            self._live.update("starting the store …")
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def look_on(self, name: str, view: View) -> None:
+        if self._live is not None:
+            self._live.update(_table(name, view, self._config))
+        elif not self._quiet:
+            self._say(name, view)
+
+    def _say(self, name: str, view: View) -> None:
+        for line in [f"{name} training", *(_sentence(strike) for strike in view.strikes)]:
+            if line not in self._said:
+                self._said.append(line)
+                self._console.print(line)
+
+
+def _table(name: str, view: View, config: DemoConfig) -> Table:
+    table = Table(title=f"surefoot demo, seed {config.seed}: {name} training", show_header=False, min_width=72)
+    table.add_row("step", f"{view.step} of {config.steps}")
+    table.add_row("trainers", ", ".join(view.trainers))
+    table.add_row("agent", view.agent)
+    table.add_row("newest durable", _durable(view))
+    for strike in view.strikes:
+        table.add_row("event", _sentence(strike))
+    if view.next_event is not None:
+        table.add_row("next", _announcement(view.next_event))
+    return table
+
+
+def _durable(view: View) -> str:
+    if view.durable is None:
+        return "none yet"
+    age = "" if view.durable_age_s is None else f", {view.durable_age_s:.1f} s old"
+    return f"step {view.durable}{age}"
+
+
+def _sentence(strike: Strike) -> str:
+    return f"{strike.event.kind} at step {strike.at_step} while {_who(strike.event)} was {strike.struck_in}"
+
+
+def _announcement(event: Event) -> str:
+    return f"{event.kind} from step {event.step} on, when {_who(event)} is {event.phase}"
+
+
+def _who(event: Event) -> str:
+    return "the agent" if event.of_agent else f"rank {event.rank}"
+
+
+def _show(result: DemoResult) -> None:
+    console = Console()
+    table = Table("event", "struck in", "at step", "resumed from", "redone steps", "seconds to a new step")
+    for strike, recovery in zip(result.strikes, result.verdict.recoveries, strict=True):
+        table.add_row(str(recovery.event), strike.struck_in, str(strike.at_step), *_cells(recovery))
+    console.print(table)
+    same = "bit-identical to" if result.verdict.bit_identical else "NOT the same as"
+    console.print(f"{result.steps} steps, samples and losses {same} undisturbed training")
+    for problem in result.verdict.problems:
+        console.print(f"problem: {problem}", markup=False)
+    if result.output_tail:
+        console.print(result.output_tail, markup=False)
+    console.print(f"log: {result.log}", markup=False, soft_wrap=True)
+    console.print("[bold green]PASS" if result.verdict.passed else "[bold red]FAIL")
+
+
+def _cells(recovery: Recovery) -> list[str]:
+    seconds = recovery.seconds_to_new_step
+    return [
+        "never" if recovery.resumed_from is None else str(recovery.resumed_from),
+        str(recovery.redone_steps),
+        "-" if seconds is None else f"{seconds:.1f}",
+    ]

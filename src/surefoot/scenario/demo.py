@@ -1,0 +1,265 @@
+"""The demo: train twice with the same seed, once through everything that can happen, once undisturbed; compare.
+
+Real processes, a real S3 server (or a directory), real signals. The seed moves the events and the training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.agent.books import Books
+from surefoot.errors import ConfigError, CorruptError
+from surefoot.home import base_directory
+from surefoot.s3_server import S3Server
+from surefoot.scenario.engine import Outcome, Scenario, View
+from surefoot.scenario.events import Event, Kind, Strike, draw
+from surefoot.scenario.job import Node
+from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
+from surefoot.scenario.verdict import Recovery, Verdict, judge
+from surefoot.tiers.open import open_tier
+
+TRAIN_TEXT = Path(__file__).with_name("train_text.py")
+MIN_STEPS = 40
+_PHASES = {
+    Kind.EVICT: ("training", "filling"),
+    Kind.KILL_WORKER: ("training", "filling", "sealed"),
+    Kind.KILL_AGENT: ("idle", "flushing", "committing"),
+    Kind.KILL_ALL: ("training", "filling", "flushing", "committing"),
+}
+_TAIL_LINES = 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoConfig:
+    """What to show."""
+
+    seed: int = 0
+    steps: int = 200
+    ranks: int = 2
+    store: Path | None = None
+    """A directory to keep the runs in; None: an S3 server of the demo's own."""
+    keep: bool = False
+    """Keep the runs, the events and each process's lines too, not only the log and the output."""
+    script: Path = TRAIN_TEXT
+    """Takes --steps, --seed, --log and --name, and writes the log that `scenario.log` describes."""
+    events: Sequence[Event] | None = None
+    """None: an eviction and three kills, drawn from the seed."""
+
+    def __post_init__(self) -> None:
+        if self.steps < MIN_STEPS:
+            raise ConfigError(f"steps is {self.steps}: at least {MIN_STEPS} leave room between the events")
+        if self.ranks < 1:
+            raise ConfigError(f"ranks is {self.ranks}: at least 1 has to train")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What came of it."""
+
+    steps: int
+    strikes: tuple[Strike, ...]
+    verdict: Verdict
+    log: Path
+    output_tail: str
+    """On a failure: the end of what the processes printed last."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": "PASS" if self.verdict.passed else "FAIL",
+            "steps": self.steps,
+            "bit_identical": self.verdict.bit_identical,
+            "events": [_event_json(*pair) for pair in zip(self.strikes, self.verdict.recoveries, strict=True)],
+            "problems": list(self.verdict.problems),
+            "log": str(self.log),
+        }
+
+
+LookOn = Callable[[str, View], None]
+"""Called about ten times a second with the run's name and what it does."""
+
+
+def plan_events(seed: int, steps: int, ranks: int) -> list[Event]:
+    """An eviction and three kills in an order, at steps, in phases and on ranks drawn from the seed."""
+    rng = random.Random(f"events {seed}")
+    kinds = list(_PHASES)
+    rng.shuffle(kinds)
+    span = steps / (len(kinds) + 1)
+    wanted = [
+        Event(
+            kind=kind,
+            phase=rng.choice(_PHASES[kind]),
+            step=round((number + 0.5) * span),
+            latest=round((number + 1) * span),
+            rank=None,
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    return draw(wanted, rng, ranks)
+
+
+def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
+    """Train twice and compare. Leaves the log and the processes' output, and nothing else.
+
+    Raises:
+        ConfigError: there is no S3 server on this machine.
+        ResourceError: the S3 server does not start.
+    """
+    with ExitStack() as stack:
+        place = stack.enter_context(_log_directory(config.keep))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="surefoot-demo-", dir=base_directory())))
+        store = stack.enter_context(_store(config))
+        stage = _Stage(config, place, memory, store)
+        outcome = stage.run(DISTURBED, _events(config), look_on)
+        calm = stage.run(UNDISTURBED, [], look_on) if not outcome.problems else None
+        return _result(config, place, outcome, calm)
+
+
+def _events(config: DemoConfig) -> Sequence[Event]:
+    return plan_events(config.seed, config.steps, config.ranks) if config.events is None else config.events
+
+
+class _Stage:
+    """Where both runs happen."""
+
+    def __init__(self, config: DemoConfig, place: Path, memory: Path, store: Callable[[str], str]) -> None:
+        self._config = config
+        self._place = place
+        self._memory = memory
+        self._store = store
+
+    def run(self, name: str, events: Sequence[Event], look_on: LookOn) -> Outcome:
+        uri = self._store(name)
+        scenario = Scenario(
+            [self._node(name, uri)],
+            events,
+            num_ranks=self._config.ranks,
+            newest_durable=lambda: asyncio.run(_newest_durable(uri)),
+            look_on=lambda view: look_on(name, view),
+        )
+        return scenario.run()
+
+    def _node(self, name: str, uri: str) -> Node:
+        config = self._config
+        supervisor = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", uri, "--nproc", str(config.ranks)]
+        options = {"--steps": config.steps, "--seed": config.seed, "--name": name, "--log": self._place / "lines"}
+        arguments = [str(word) for option in options.items() for word in option]
+        return Node(
+            name=name,
+            command=[*supervisor, str(config.script), *arguments],
+            memory=self._memory,
+            output=self._place,
+            environment={"XDG_STATE_HOME": str(self._place / "state")},
+        )
+
+
+async def _newest_durable(uri: str) -> int:
+    books = Books(open_tier(uri))
+    try:
+        for at in reversed(await books.commits()):
+            if await books.manifest(at) is not None:
+                return at.step
+        return 0
+    finally:
+        await books.tier.close()
+
+
+# ---------------------------------------------------------------------- what is judged
+
+
+def _result(config: DemoConfig, place: Path, outcome: Outcome, calm: Outcome | None) -> DemoResult:
+    log = place / "log.jsonl"
+    problems = [*outcome.problems, *(calm.problems if calm is not None else ())]
+    try:
+        gather((place / "lines").iterdir(), log)
+        verdict = judge(read(log), outcome.strikes, steps=config.steps, num_ranks=config.ranks)
+    except CorruptError as error:
+        problems.append(str(error))
+        verdict = Verdict(False, tuple(Recovery(s.event.kind, None, 0, None) for s in outcome.strikes), ())
+    if problems:
+        # Whatever else the log says follows from these.
+        verdict = Verdict(verdict.bit_identical and calm is not None, verdict.recoveries, tuple(problems))
+    return DemoResult(config.steps, outcome.strikes, verdict, log, "" if verdict.passed else _output_tail(place))
+
+
+def _output_tail(place: Path) -> str:
+    newest = max(place.glob("*.out"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        return ""
+    lines = newest.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join([f"{newest} ends:", *lines])
+
+
+def _event_json(strike: Strike, recovery: Recovery) -> dict[str, Any]:
+    return {
+        "event": str(recovery.event),
+        "resumed_from": recovery.resumed_from,
+        "redone_steps": recovery.redone_steps,
+        "seconds_to_new_step": recovery.seconds_to_new_step,
+        "at_step": strike.at_step,
+        "wanted_in": strike.event.phase,
+        "struck_in": strike.struck_in,
+        "rank": strike.event.rank,
+        "durable": strike.durable,
+        "exit_code": strike.exit_code,
+    }
+
+
+# ---------------------------------------------------------------------- places that do not outlive the demo
+
+
+@contextmanager
+def _log_directory(keep: bool) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="surefoot-demo-"))
+    (place / "lines").mkdir()
+    try:
+        yield place
+    except BaseException:
+        # There is no verdict that the log could be the evidence of.
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    if not keep:
+        for name in ("lines", "state"):
+            shutil.rmtree(place / name, ignore_errors=True)
+
+
+@contextmanager
+def _store(config: DemoConfig) -> Iterator[Callable[[str], str]]:
+    """Where the runs live, from their name; gone afterwards unless it is to be kept."""
+    if config.store is None:
+        with S3Server() as server, _environment(server.env):
+            yield server.url
+        return
+    made = not config.store.exists()
+    config.store.mkdir(parents=True, exist_ok=True)
+    # A directory of its own: a run left by an earlier demo would be gone on with.
+    place = Path(tempfile.mkdtemp(prefix="demo-", dir=config.store))
+    try:
+        yield lambda name: str(place / name)
+    finally:
+        if not config.keep:
+            shutil.rmtree(config.store if made else place, ignore_errors=True)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

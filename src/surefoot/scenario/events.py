@@ -1,0 +1,117 @@
+"""What befalls a job, as plain data: drills, campaigns and benchmarks write the same events down and read them back.
+
+An event strikes when a process is in a phase, never at a time. The phase says which process is watched: a trainer's
+phase is that of `rank`, an agent's phase that of its node's agent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from surefoot.errors import ConfigError
+
+TRAINER_PHASES = ("starting", "restoring", "training", "filling", "sealed", "leaving")
+AGENT_PHASES = ("idle", "flushing", "committing")
+
+
+class Kind(StrEnum):
+    """What can happen to a node."""
+
+    EVICT = "evict"
+    """SIGTERM to the supervisor, as a cloud's shutdown sends it; the same command is started again once it ended."""
+    KILL_WORKER = "kill_worker"
+    """SIGKILL to the trainer of `rank`."""
+    KILL_AGENT = "kill_agent"
+    """SIGKILL to the node's agent."""
+    KILL_SUPERVISOR = "kill_supervisor"
+    """SIGKILL to the supervisor; the same command is started again at once."""
+    KILL_ALL = "kill_all"
+    """SIGKILL to every process of the node, and its memory wiped, as when a machine is lost; then started again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One thing that happens, and when."""
+
+    kind: Kind
+    phase: str
+    """Phase of the watched process in which it strikes."""
+    step: int = 0
+    """It may strike once this many steps are finished on every rank of the node."""
+    latest: int | None = None
+    """If given, `step` is yet to be drawn, between `step` and this."""
+    rank: int | None = 0
+    """Local rank that is watched, and killed by `kill_worker`. None: yet to be drawn."""
+    node: int = 0
+    """Index of the node."""
+
+    def __post_init__(self) -> None:
+        if self.phase not in TRAINER_PHASES + AGENT_PHASES:
+            known = ", ".join(TRAINER_PHASES + AGENT_PHASES)
+            raise ConfigError(f"phase is {self.phase!r}: give one of {known}")
+        if self.step < 0 or (self.latest is not None and self.latest < self.step):
+            raise ConfigError(f"step is {self.step}, latest {self.latest}: give 0 <= step <= latest")
+
+    @property
+    def of_agent(self) -> bool:
+        """True if the agent is watched, False if a trainer is."""
+        return self.phase in AGENT_PHASES
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            ConfigError: a field is unknown, missing or out of range.
+        """
+        unknown = set(data) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ConfigError(f"an event has no field {', '.join(sorted(unknown))}")
+        try:
+            return cls(**{**data, "kind": Kind(data["kind"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not an event: {dict(data)}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strike:
+    """An event that was carried out, as the board had it at that moment."""
+
+    event: Event
+    t: float
+    """Seconds since the epoch."""
+    at_step: int
+    """Steps finished on every rank of the node."""
+    struck_in: str
+    """Phase of the watched process when it happened."""
+    pids: tuple[int, ...]
+    """Processes that got the signal."""
+    durable: int | None = None
+    """After `kill_all`: newest committed step, 0 if there was none."""
+    exit_code: int | None = None
+    """What the supervisor ended with; negative for a signal; None if it went on."""
+
+    @property
+    def as_wanted(self) -> bool:
+        return self.struck_in == self.event.phase
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def draw(events: Sequence[Event], rng: random.Random, num_ranks: int) -> list[Event]:
+    """Settle what is yet to be drawn. The same generator state gives the same events."""
+    return [_settle(event, rng, num_ranks) for event in events]
+
+
+def _settle(event: Event, rng: random.Random, num_ranks: int) -> Event:
+    step = event.step if event.latest is None else rng.randint(event.step, event.latest)
+    rank = rng.randrange(num_ranks) if event.rank is None else event.rank
+    return replace(event, step=step, latest=None, rank=rank)
