@@ -1,0 +1,86 @@
+"""The commit path on a directory: the process ends, and the disk fails, at every call that changes the file system."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import evidence
+import pytest
+from machines import Machine, Nursery
+from one_save import check_and_go_on, save_under
+
+
+def _machine(nursery: Nursery, directory: Path, name: str) -> Machine:
+    return Machine(nursery, directory, str(directory / "run"), name)
+
+
+def _number_of_calls(nursery: Nursery, directory: Path) -> int:
+    """How many calls the second save makes, its aftermath included."""
+    directory.mkdir()
+    trace, arm = directory / "trace", directory / "arm"
+    with _machine(nursery, directory, "counting") as place:
+        assert save_under(place, arm, {"kind": "count", "arm": str(arm), "trace": str(trace)})["ok"]
+        place.finish(2)
+    return len(trace.read_text().splitlines())
+
+
+def _strike(nursery: Nursery, directory: Path, faults: dict[str, object]) -> tuple[bool, int]:
+    """Whether the save under the fault was reported as committed, and the step that was gone on from."""
+    directory.mkdir()
+    arm = directory / "arm"
+    with _machine(nursery, directory, "struck") as struck, _machine(nursery, directory, "next") as following:
+        answer = save_under(struck, arm, {**faults, "arm": str(arm)})
+        if faults["kind"] == "die" and not answer.get("ok"):
+            assert answer == {"lost": True}
+            assert struck.agent.exit_code() == 9  # type: ignore[union-attr]
+        struck.kill()
+        step = check_and_go_on(lambda: evidence.of_directory(directory / "run"), following)
+        assert step == 2 or not answer.get("ok"), "a step that was reported as committed was lost"
+        return bool(answer.get("ok")), step
+
+
+def _every(nursery: Nursery, directory: Path, kind: str, *, done: bool, stride: int = 1, **more: object) -> list[int]:
+    number = _number_of_calls(nursery, directory / "count")
+    assert number > 40
+    found = []
+    for n in range(0, number, stride):
+        ok, step = _strike(nursery, directory / f"{n}", {"kind": kind, "number": n, "done": done, **more})
+        found.append(step)
+        if kind == "fail":
+            assert ok, f"one failing call ({n}) was not made good by another try"
+    return found
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_an_agent_that_dies_in_a_save_leaves_whole_checkpoints_only(
+    nursery: Nursery, tmp_path: Path, done: bool
+) -> None:
+    """Killed at every 4th call of a save: nothing torn, nothing lost, the next start goes on with the right bytes."""
+    steps = _every(nursery, tmp_path, "die", done=done, stride=4)
+    assert steps == sorted(steps), "a later death saved less"
+    assert steps[0] == 1
+    assert steps[-1] == 2
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_an_agent_that_dies_at_any_call_of_a_save(nursery: Nursery, tmp_path: Path, done: bool) -> None:
+    """Killed at every single call."""
+    _every(nursery, tmp_path, "die", done=done)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_call_that_fails_once_costs_a_try_and_no_checkpoint(nursery: Nursery, tmp_path: Path, done: bool) -> None:
+    """Every 7th call of a save fails once, before or after its work: the save is tried again and committed whole."""
+    _every(nursery, tmp_path, "fail", done=done, stride=7)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=["EIO", "ENOSPC", "EROFS"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_any_call_that_fails_once_costs_a_try_and_no_checkpoint(
+    nursery: Nursery, tmp_path: Path, done: bool, code: int
+) -> None:
+    """Every single call fails once, with every kind of error."""
+    _every(nursery, tmp_path, "fail", done=done, code=code)
