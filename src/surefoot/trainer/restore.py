@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import torch
 
 from surefoot.core.plan import Plan, structure_leaves
-from surefoot.errors import CorruptError
+from surefoot.errors import ConfigError, CorruptError
 from surefoot.trainer.flatten import unflatten
-from surefoot.trainer.objects import Kept
+from surefoot.trainer.objects import Kept, KeptModule
 from surefoot.trainer.tensors import box_view
+
+_OWN_REFERENCES = 2
+"""To a mapping that nobody views: the `MappedImage`'s and that of the question itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,31 @@ def load(
     """
     structure = plan.structure(of_rank)
     trees = unflatten(structure, dict(_tensors(plan, of_rank, images, structure)), values)
-    for name in sorted(set(kept) & set(trees), key=lambda name: kept[name].order):
-        kept[name].load(trees[name])
-    return sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
+    fresh, unknown = sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
+    for name in unknown:
+        del trees[name]
+    for name in sorted(trees, key=lambda name: kept[name].order):
+        kept[name].load(trees.pop(name))
+    if any(_is_viewed(image) for image in images.values()):
+        # Views may hang in a cycle of references that nobody has collected yet.
+        gc.collect()
+        _refuse_views(kept, images)
+    return fresh, unknown
+
+
+def _is_viewed(image: MappedImage) -> bool:
+    """True if a tensor over the image is still alive: each holds one reference to the mapping."""
+    return sys.getrefcount(image.mapping) > _OWN_REFERENCES
+
+
+def _refuse_views(kept: Mapping[str, Kept], images: Mapping[int, MappedImage]) -> None:
+    # A view that is left would change when its memory is filled with a later step, and crash when it is written.
+    if any(_is_viewed(image) for image in images.values()):
+        modules = sorted(name for name, one in kept.items() if isinstance(one, KeptModule))
+        raise ConfigError(
+            f"{', '.join(modules)}: a module keeps the very tensors that its load_state_dict() is given, outside of "
+            "its parameters and buffers: make it keep a copy (tensor.clone())"
+        )
 
 
 def _tensors(
