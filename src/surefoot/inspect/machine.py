@@ -182,18 +182,19 @@ def _board(directory: Path) -> Board | None:
 
 
 def _remove_notes() -> int:
+    """AFTER the runs' directories: a note whose directory is still there is a live launch's."""
     return sum(_remove_stale(path) for path in sorted(base_directory().glob(f"surefoot-{os.geteuid()}-launch-*.json")))
 
 
 def _remove_stale(note: Path) -> bool:
-    """Remove a launch's note if its agent is gone. One whose lock is held is being written."""
+    """Remove a launch's note if its run's directory is gone. One whose lock is held is being written."""
     try:
         fd = os.open(note, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_uid != os.geteuid() or _serves(os.pread(fd, 65536, 0)):
+        if os.fstat(fd).st_uid != os.geteuid() or _has_directory(os.pread(fd, 65536, 0)):
             return False
         note.unlink()
         return True
@@ -203,13 +204,13 @@ def _remove_stale(note: Path) -> bool:
         os.close(fd)
 
 
-def _serves(note: bytes) -> bool:
+def _has_directory(note: bytes) -> bool:
+    # A launch that still trains has its directory, also while its agent is being replaced.
     try:
         answer: Any = json.loads(note)
-        wire.connect(str(answer["socket"]), 1.0).close()
-    except (ValueError, TypeError, KeyError, OSError):
+        return Path(answer["socket"]).parent.is_dir()
+    except (ValueError, TypeError, KeyError):
         return False
-    return True
 
 
 async def _run_id_at(uri: str) -> str:

@@ -67,9 +67,7 @@ class _Verification:
         for problem in found.problems:
             self._findings.add(problem.object, problem.what, fault=problem.fault)
         self._check_generations(found)
-        self._check_parents(found)
-        if wanted is None:
-            await self._check_ledger(found)
+        await self._check_commits(found, ledger=wanted is None)
         chosen = self._chosen(found, wanted)
         plans = await self._plans({m.plan for m in chosen} | (found.plans if wanted is None else set()))
         size_bytes = sum(m.size_bytes for m in chosen)
@@ -91,29 +89,26 @@ class _Verification:
             for number in sorted(named - listed):
                 self._findings.add(generation_key(number), "is missing")
 
-    def _check_parents(self, found: Survey) -> None:
-        """The key of a checkpoint that a generation started from stays taken for ever."""
+    async def _check_commits(self, found: Survey, *, ledger: bool) -> None:
+        """The key of whatever was committed stays taken for ever: generations and events tell what was."""
+        parents = _committed_parents(found)
+        told = await self._told_by_events() if ledger else set()
         if self._unlisted(found, "commits/"):
             return
-        for generation in found.generations.values():
-            parent = generation.parent
-            if parent is None or not parent.committed:
-                continue
-            at = StepId(parent.step, parent.generation)
+        for at, number in parents.items():
             if at not in found.commits:
-                self._findings.add(commit_key(at), f"is missing, but generation {generation.number} started from it")
+                self._findings.add(commit_key(at), f"is missing, but generation {number} started from it")
+        for at in missing_commits(told, found.commits, found.attempts()):
+            # It may have been committed after the survey looked.
+            there = await self._findings.attempt(commit_key(at), self._exists(commit_key(at)))
+            if there is False and at not in parents:
+                self._findings.add(commit_key(at), "is missing, but the events say that it was committed")
 
-    async def _check_ledger(self, found: Survey) -> None:
-        """The events are whole, and every commit that they tell of is there."""
+    async def _told_by_events(self) -> set[StepId]:
         told: set[StepId] = set()
         for entry in await self._findings.listing(self._tier, EVENTS):
             told |= await self._findings.attempt(entry.key, self._told(entry.key)) or set()
-        if self._unlisted(found, "commits/"):
-            return
-        for at in missing_commits(told, found.commits, found.attempts()):
-            # It may have been committed after the survey looked.
-            if await self._findings.attempt(commit_key(at), self._exists(commit_key(at))) is False:
-                self._findings.add(commit_key(at), "is missing, but the events say that it was committed")
+        return told
 
     async def _told(self, key: str) -> set[StepId]:
         return committed_steps(await self._tier.get(key))
@@ -183,3 +178,9 @@ class _Verification:
         unread = Findings()
         now = await unread.attempt(manifest.key, self._books.manifest(manifest.at))
         return bool(unread.problems) or (now is not None and now.retired is None)
+
+
+def _committed_parents(found: Survey) -> dict[StepId, int]:
+    """Checkpoints that generations started from, each with the number of one of them."""
+    parents = {number: found.generations[number].parent for number in sorted(found.generations)}
+    return {StepId(p.step, p.generation): number for number, p in parents.items() if p is not None and p.committed}
