@@ -111,6 +111,7 @@ class Segment:
         self.plan_hash = plan_hash
         self.path = path
         """None for a memfd."""
+        self._plan: Plan | None = None
         self.memory = memoryview(mapping)
         self._table = self.memory[PAGE_BYTES : 2 * PAGE_BYTES].cast("Q")
 
@@ -119,11 +120,16 @@ class Segment:
         return self.geometry.num_slots
 
     def plan(self) -> Plan:
-        """The plan that stands in the segment.
+        """The plan that stands in the segment; read and checked once.
 
         Raises:
             CorruptError: its bytes do not match the hash in the header, or are not of this rank and size.
         """
+        if self._plan is None:
+            self._plan = self._read_plan()
+        return self._plan
+
+    def _read_plan(self) -> Plan:
         what = f"segment of rank {self.rank}"
         text = bytes(self.memory[2 * PAGE_BYTES : 2 * PAGE_BYTES + self.geometry.plan_bytes])
         if digest(text) != self.plan_hash:

@@ -78,9 +78,13 @@ class Memory:
                 if segment.run != self._home.run:
                     raise CorruptError(f"belongs to run {segment.run}")
                 segment.plan()
-            except (CorruptError, OSError) as error:
+            except CorruptError as error:
                 self._on_bad(path.name, str(error))
                 path.unlink(missing_ok=True)
+                continue
+            except OSError as error:
+                # Not its fault: it may hold the only copy of a step, and stays.
+                self._on_bad(path.name, f"cannot be opened ({error}); left as it is")
                 continue
             self._all.append(segment)
         return len(self._all)
@@ -153,7 +157,8 @@ class Memory:
             try:
                 segment.record(sealed)
             except CorruptError as error:
-                self._give_up(segment, sealed, str(error))
+                if segment.seq(slot) == sealed.seq:
+                    self._give_up(segment, sealed, str(error))
                 return None
             image_hash = await self._hash(segment, slot)
             # Hashing is no pin: the result is worth nothing if the slot moved on meanwhile.
@@ -216,7 +221,7 @@ class Memory:
         return await loop.run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, segment.image(slot))
 
     def _give_up(self, segment: Segment, sealed: Sealed, why: str) -> None:
-        segment.void(sealed.slot)
+        segment.void(sealed.slot, sealed.seq)
         self._on_bad(f"slot {sealed.slot} of rank {segment.rank}", why)
 
 
