@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable, Mapping
 
 from surefoot.core.documents import seal, unseal
 from surefoot.core.layout import (
@@ -17,6 +18,7 @@ from surefoot.core.layout import (
     parse_ack,
     parse_commit,
     parse_generation,
+    parse_shard,
     plan_key,
     quarantine_key,
 )
@@ -41,15 +43,16 @@ class Books:
         """The run's record; None if the tier answered that there is no run here.
 
         Raises:
-            CorruptError: the record is damaged, or it is gone while generations are there.
+            CorruptError: the record is damaged, or it is gone while something of a run is there.
         """
         try:
             return RunRecord.from_bytes(await self.tier.get(RUN_KEY))
         except ObjectMissingError:
-            if await self.tier.list(GENERATIONS):
-                raise CorruptError(
-                    f"{self.tier.uri} has generations but no {RUN_KEY}: put that file back before going on"
-                ) from None
+            for prefix in (GENERATIONS, COMMITS, STEPS):
+                if await self.tier.list(prefix):
+                    raise CorruptError(
+                        f"{self.tier.uri} has {prefix} but no {RUN_KEY}: put that file back before going on"
+                    ) from None
             return None
 
     async def open_run(self, now: float) -> RunRecord:
@@ -65,9 +68,15 @@ class Books:
         return record
 
     async def generations(self) -> dict[int, Generation]:
-        """Every generation record there is."""
+        """Every generation record there is.
+
+        Raises:
+            CorruptError: one is damaged, or missing: numbers have no gaps, and none is ever deleted.
+        """
         listed = await self.tier.list(GENERATIONS)
-        numbers = [number for entry in listed if (number := parse_generation(entry.key)) is not None]
+        numbers = sorted(number for entry in listed if (number := parse_generation(entry.key)) is not None)
+        if lost := sorted({*range(1, max(numbers, default=0))} - {*numbers}):
+            raise self._lost_record(lost[0], f"{generation_key(numbers[-1])} is")
         await asyncio.gather(*(self._read_generation(number) for number in numbers if number not in self._generations))
         return {number: self._generations[number] for number in numbers}
 
@@ -76,6 +85,23 @@ class Books:
         if number not in self._generations:
             await self._read_generation(number)
         return self._generations[number]
+
+    def check_records(self, generations: Mapping[int, Generation], steps: Iterable[StepId]) -> None:
+        """Every step's generation must have its record: a number that is given again would revive what it abandoned.
+
+        Raises:
+            CorruptError: the record of a generation that saved something is missing.
+        """
+        newest = max(generations, default=0)
+        for at in steps:
+            if at.generation > newest:
+                raise self._lost_record(newest + 1, f"step {at} is")
+
+    def _lost_record(self, number: int, later: str) -> CorruptError:
+        return CorruptError(
+            f"{self.tier.uri}: {generation_key(number)} is missing, though {later} there: which steps count cannot be "
+            "told without it; put that file back before going on"
+        )
 
     async def newer_generation(self, than: int) -> Generation | None:
         """The generation after `than`, if there is one: numbers have no gaps."""
@@ -111,16 +137,16 @@ class Books:
             data = await self.tier.get(key)
         return None if is_tombstone(data, key) else Manifest.from_bytes(data, key)
 
-    async def put_manifest(self, manifest: Manifest) -> bool:
-        """Commit. False if a tombstone lies there: the step was given up before it was whole.
+    async def put_manifest(self, manifest: Manifest) -> Manifest | None:
+        """Commit. Returns the manifest that stands; None for a tombstone: the step was given up before it was whole.
 
         Losing to another's manifest of the same step is as good as winning: shards are never overwritten.
         """
         try:
             await self.tier.put_if_absent(manifest.key, manifest.to_bytes())
         except ObjectExistsError:
-            return await self.manifest(manifest.at) is not None
-        return True
+            return await self.manifest(manifest.at)
+        return manifest
 
     async def rewrite_manifest(self, manifest: Manifest) -> None:
         """Replace a manifest that stands (retention only)."""
@@ -138,21 +164,20 @@ class Books:
             return await self.manifest(at) is None
         return True
 
-    async def acks(self) -> dict[StepId, list[Shard]]:
-        """Acknowledgements of steps that have no manifest or tombstone, by step. Damaged ones do not count."""
-        committed = set(await self.commits())
-        listed = await self.tier.list(STEPS)
-        keys = [
-            (entry.key, shard.at)
-            for entry in listed
-            if (shard := parse_ack(entry.key)) is not None and shard.at not in committed
-        ]
-        found: dict[StepId, list[Shard]] = {}
-        read = await asyncio.gather(*(self._read_ack(key) for key, _at in keys))
-        for (_key, at), ack in zip(keys, read, strict=True):
-            if ack is not None:
-                found.setdefault(at, []).append(ack)
+    async def pieces(self) -> dict[StepId, list[str]]:
+        """Steps of which a shard or an acknowledgement is there, each with the keys of its acknowledgements."""
+        found: dict[StepId, list[str]] = {}
+        for entry in await self.tier.list(STEPS):
+            piece = parse_ack(entry.key) or parse_shard(entry.key)
+            if piece is not None:
+                acks = found.setdefault(piece.at, [])
+                if parse_ack(entry.key) is not None:
+                    acks.append(entry.key)
         return found
+
+    async def acks(self, keys: Iterable[str]) -> list[Shard]:
+        """Acknowledgements. Damaged ones do not count."""
+        return [ack for ack in await asyncio.gather(*(self._read_ack(key) for key in keys)) if ack is not None]
 
     async def plan(self, plan_hash: str) -> Plan:
         """A plan object.
@@ -169,10 +194,16 @@ class Books:
         return self._plans[plan_hash]
 
     async def put_plan(self, plan: Plan) -> None:
-        """Make sure that the plan object is there, BEFORE the first shard that follows it."""
-        if plan.hash not in self._plans:
-            await self._put_once(plan_key(plan.hash), seal(plan.body))
-            self._plans[plan.hash] = plan
+        """Make sure that the plan object is there and whole, BEFORE the first shard that follows it."""
+        if plan.hash in self._plans:
+            return
+        key, data = plan_key(plan.hash), seal(plan.body)
+        try:
+            await self._put_once(key, data)
+        except ObjectExistsError:
+            # Its name is its hash, so what else lies there is damaged: every step under this plan needs it put right.
+            await self.tier.put(key, data)
+        self._plans[plan.hash] = plan
 
     async def quarantine(self, key: str, why: str, now: float) -> None:
         """Note that an object must not be used again."""

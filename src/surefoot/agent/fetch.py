@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import xxhash
@@ -24,10 +25,11 @@ _READS_AT_ONCE = 4
 class ShardError(CorruptError):
     """A shard that cannot be used; `key` names it."""
 
-    def __init__(self, key: str, why: str) -> None:
+    def __init__(self, key: str, why: str, *, missing: bool = False) -> None:
         super().__init__(f"{key}: {why}")
         self.key = key
         self.why = why
+        self.missing = missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,22 @@ class Fetched:
     """The descriptor is to be closed after use (not a segment's own)."""
 
 
-async def fetch_step(tier: Tier, manifest: Manifest, plan: Plan) -> list[Fetched]:
+async def fetch_step(
+    tier: Tier, copies: Tier | None, manifest: Manifest, plan: Plan, on_bad_copy: Callable[[str, str], Awaitable[None]]
+) -> list[Fetched]:
     """Read all shards of a step, once a node however many trainers it has.
+
+    Args:
+        tier: the run's own.
+        copies: where a shard may lie nearer. One that is there and cannot be used is told to `on_bad_copy`, by key and
+            reason, and the run's own is read.
+        manifest: names the shards.
+        plan: the manifest's.
+        on_bad_copy: hears of bad copies.
 
     Raises:
         ShardError: a shard is missing or its bytes are wrong.
-        TierError: the tier failed to answer: not the shard's fault.
+        TierError: the run's own tier failed to answer: not the shard's fault.
         ResourceError: too little memory.
     """
     need_bytes = sum(round_up(shard.size_bytes) for shard in manifest.shards)
@@ -59,7 +71,8 @@ async def fetch_step(tier: Tier, manifest: Manifest, plan: Plan) -> list[Fetched
     fetched: list[Fetched] = []
     try:
         for shard in manifest.shards:
-            fetched.append(await _fetch_shard(tier, shard, plan))
+            near = await _fetch_copy(copies, shard, plan, on_bad_copy) if copies is not None else None
+            fetched.append(near or await _fetch_shard(tier, shard, plan))
     except BaseException:
         close_all(fetched)
         raise
@@ -91,6 +104,19 @@ async def verify_shard(tier: Tier, shard: Shard) -> str | None:
     except ObjectMissingError:
         return "is missing"
     return None if digest.hexdigest() == shard.xxh3_128 else "its bytes do not match their hash"
+
+
+async def _fetch_copy(
+    copies: Tier, shard: Shard, plan: Plan, on_bad_copy: Callable[[str, str], Awaitable[None]]
+) -> Fetched | None:
+    try:
+        return await _fetch_shard(copies, shard, plan)
+    except ShardError as error:
+        if not error.missing:
+            await on_bad_copy(shard.key, error.why)
+    except TierError as error:
+        await on_bad_copy(shard.key, str(error))
+    return None
 
 
 async def _fetch_shard(tier: Tier, shard: Shard, plan: Plan) -> Fetched:
@@ -126,7 +152,7 @@ async def _fill(tier: Tier, shard: Shard, memory: memoryview) -> None:
             for start in range(0, shard.size_bytes, _CHUNK_BYTES):
                 group.create_task(read(start))
     except ObjectMissingError as error:
-        raise ShardError(shard.key, "is missing") from error
+        raise ShardError(shard.key, "is missing", missing=True) from error
     except BaseExceptionGroup as errors:
         raise _cause(errors, shard) from errors
 
@@ -134,6 +160,6 @@ async def _fill(tier: Tier, shard: Shard, memory: memoryview) -> None:
 def _cause(errors: BaseExceptionGroup[BaseException], shard: Shard) -> BaseException:
     missing = errors.subgroup(ObjectMissingError)
     if missing is not None:
-        return ShardError(shard.key, "is missing")
+        return ShardError(shard.key, "is missing", missing=True)
     faults = errors.subgroup(TierError)
     return faults.exceptions[0] if faults is not None else errors

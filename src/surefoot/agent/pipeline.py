@@ -79,9 +79,12 @@ class Pipeline:
             self._on_phase(Phase.COMMITTING)
             await self._refuse_if_superseded(current)
             manifest = make_manifest(shards, await self._books.generation(images.at.generation), now)
-            if not await self._books.put_manifest(manifest):
+            standing = await self._books.put_manifest(manifest)
+            if standing is None:
                 raise SupersededError(f"step {images.at.step} was given up by a newer generation before it was whole")
-            return manifest
+            # Whoever slept between the check and the put has changed nothing that counts, but must not train on.
+            await self._refuse_if_superseded(current)
+            return standing
         except* (CorruptError, SupersededError, OSError) as errors:
             raise _first(errors) from None
         finally:

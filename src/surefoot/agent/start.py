@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.clock import boot_s, wall_s
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.layout import StepId, commit_key
+from surefoot.core.layout import StepId, commit_key, generation_key, plan_key
 from surefoot.core.lineage import Cuts, counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.plan import Plan
 from surefoot.core.recovery import Place, Source, ranking
-from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError, RestoreError
+from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError, RestoreError, TierError
 from surefoot.tiers.base import Tier
+
+_LISTED_WITHIN_S = 30.0
+"""A shared directory may show a new name to other machines only after a while."""
+_LISTED_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,17 @@ class Starter:
 
         Raises:
             RestoreError: the run has history, but nothing of it can be restored.
-            TierError: a tier did not answer. Never taken for "nothing there".
+            CorruptError: a record by which it is decided what counts is damaged or missing.
+            TierError: a tier did not answer, or not completely. Never taken for "nothing there".
         """
         began_s = boot_s()
+        taken = 0
         while True:
-            generations = await self._books.generations()
+            generations = await self._generations(taken)
             chain = cuts(generations)
-            await self._finish_commits(chain)
+            committed = await self._finish_commits(generations, chain)
             chosen_s = boot_s()
-            image = None if self._from_scratch(generations) else await self._best(chain)
+            image = None if self._from_scratch(generations) else await self._best(generations, chain, committed)
             fetched_s = boot_s()
             if give_way():
                 self.release(image)
@@ -85,6 +92,7 @@ class Starter:
             except ObjectExistsError:
                 # Somebody else began meanwhile: what to restore must be decided again.
                 self.release(image)
+                taken = generation.number
                 continue
             phases = {"choose": round(chosen_s - began_s, 4), "fetch": round(fetched_s - chosen_s, 4)}
             return Beginning(generation, image, phases)
@@ -99,49 +107,79 @@ class Starter:
         # Only this launch's first start ignores what is there; its restarts go on.
         return self._resume == "never" and not mine
 
-    async def _finish_commits(self, chain: Cuts) -> None:
-        """Commit what is acknowledged in full: whoever was to do it may have died in between."""
-        for at, acks in sorted((await self._books.acks()).items()):
-            shards = complete_set(acks, at)
-            if shards is None or not counts(at, chain):
-                continue
-            try:
-                sizes = [await self._books.tier.size(shard.key) for shard in shards]
-            except ObjectMissingError:
-                continue
-            if sizes == [shard.size_bytes for shard in shards]:
-                manifest = make_manifest(shards, await self._books.generation(at.generation), wall_s())
-                if await self._books.put_manifest(manifest):
-                    self._journal.record(
-                        "committed",
-                        step=at.step,
-                        tier=self._books.tier.name,
-                        bytes=manifest.size_bytes,
-                        seconds=0.0,
-                        trigger=manifest.trigger,
-                        tag=manifest.tag,
-                    )
+    async def _generations(self, taken: int) -> dict[int, Generation]:
+        """Every generation's record; the list must show the one whose number was found taken."""
+        end_s = boot_s() + _LISTED_WITHIN_S
+        while True:
+            generations = await self._books.generations()
+            if max(generations, default=0) >= taken:
+                return generations
+            if boot_s() > end_s:
+                raise TierError(
+                    f"{self._books.tier.uri} does not list {generation_key(taken)}, though it is there: its listings "
+                    "are not complete; check the store, or the mount, and try again"
+                )
+            await asyncio.sleep(_LISTED_LOOK_S)
 
-    async def _best(self, chain: Cuts) -> Image | None:
+    async def _finish_commits(self, generations: Mapping[int, Generation], chain: Cuts) -> list[StepId]:
+        """Commit what is acknowledged in full: whoever was to do it may have died in between.
+
+        Returns every step whose manifest's key is taken, ascending.
+        """
+        committed = set(await self._books.commits())
+        pieces = await self._books.pieces()
+        self._books.check_records(generations, [*committed, *pieces])
+        for at in sorted(set(pieces) - committed):
+            if counts(at, chain) and await self._finish_commit(at, pieces[at]):
+                committed.add(at)
+        return sorted(committed)
+
+    async def _finish_commit(self, at: StepId, ack_keys: Sequence[str]) -> bool:
+        shards = complete_set(await self._books.acks(ack_keys), at)
+        if shards is None:
+            return False
+        try:
+            sizes = [await self._books.tier.size(shard.key) for shard in shards]
+        except ObjectMissingError:
+            return False
+        if sizes != [shard.size_bytes for shard in shards]:
+            return False
+        manifest = make_manifest(shards, await self._books.generation(at.generation), wall_s())
+        if await self._books.put_manifest(manifest) is manifest:
+            self._journal.record(
+                "committed",
+                step=at.step,
+                tier=self._books.tier.name,
+                bytes=manifest.size_bytes,
+                seconds=0.0,
+                trigger=manifest.trigger,
+                tag=manifest.tag,
+            )
+        return True
+
+    async def _best(
+        self, generations: Mapping[int, Generation], chain: Cuts, committed: Sequence[StepId]
+    ) -> Image | None:
         """The newest image that counts and verifies, nearest place first."""
         sets = {self._source_of(images): images for images in await self._memory.whole_sets()}
-        commits = [at for at in await self._books.commits() if counts(at, chain)]
+        commits = [at for at in committed if counts(at, chain)]
         steps = sorted({*commits, *(source.at for source in sets if counts(source.at, chain))}, reverse=True)
-        had_history = False
+        # A parent that was committed is history, also if nothing of it is left to be listed.
+        had_history = any(parent.committed for number in chain if (parent := generations[number].parent) is not None)
         for at in steps:
             manifest = await self._manifest(at) if at in commits else None
             had_history |= manifest is not None or at not in commits
             here = {source: images for source, images in sets.items() if source.at == at}
-            sources = ranking([*here, *self._stored(manifest)], chain)
-            for source in sources:
+            for source in ranking([*here, *self._stored(manifest)], chain):
                 image = await self._load(source, here.get(source), manifest)
                 if image is not None:
                     return image
-        return self._nothing(had_history)
+        self._nothing(had_history)
+        return None
 
     def _nothing(self, had_history: bool) -> None:
         if self._refused or had_history:
-            reasons = "; ".join(f"{what}: {why}" for what, why in self._refused.items())
+            reasons = "; ".join(f"{what}: {why}" for what, why in self._refused.items()) or "no manifest is left"
             raise RestoreError(
                 f"{self._books.tier.uri} has checkpoints, but none can be restored ({reasons}); "
                 "repair one, or start over on purpose with --resume never"
@@ -156,12 +194,8 @@ class Starter:
     def _stored(self, manifest: Manifest | None) -> Sequence[Source]:
         if manifest is None:
             return []
-        authority: Place = "object" if self._books.tier.name == "object" else "disk"
-        sources = [Source(manifest.at, authority, manifest.plan, committed=True)]
-        if self._disks is not None:
-            # A copy; "ram" < "disk" < "object" puts it before a bucket, and its absence costs one look.
-            sources.insert(0, Source(manifest.at, "disk", f"{manifest.plan}/copy", committed=True))
-        return sources
+        place: Place = "object" if self._books.tier.name == "object" else "disk"
+        return [Source(manifest.at, place, manifest.plan, committed=True)]
 
     async def _manifest(self, at: StepId) -> Manifest | None:
         try:
@@ -177,27 +211,26 @@ class Starter:
         if images is not None:
             return await self._load_held(source, images)
         assert manifest is not None
-        copy = source.plan.endswith("/copy")
-        tier = self._disks if copy else self._books.tier
-        assert tier is not None
-        if copy and not await self._has_all(tier, manifest):
-            return None
+        tier = self._books.tier
         try:
             plan = await self._books.plan(manifest.plan)
-            fetched = await fetch_step(tier, manifest, plan)
+            fetched = await fetch_step(tier, self._disks, manifest, plan, self._drop_copy)
         except ShardError as error:
-            await self._quarantine(error.key, "disk copy" if copy else tier.name, error.why)
-            if copy:
-                await tier.delete([error.key])
+            await self._quarantine(error.key, tier.name, error.why)
             return None
-        except CorruptError as error:
-            await self._quarantine(f"plan of step {source.at.step}", tier.name, str(error))
+        except (CorruptError, ObjectMissingError) as error:
+            await self._quarantine(plan_key(manifest.plan), tier.name, str(error))
             return None
-        except ObjectMissingError as error:
-            await self._quarantine(f"plan of step {source.at.step}", tier.name, str(error))
-            return None
-        plain = Source(source.at, source.place, manifest.plan, committed=True)
-        return Image(plain, plan, fetched, tuple(shard.record for shard in manifest.shards), None)
+        return Image(source, plan, fetched, tuple(shard.record for shard in manifest.shards), None)
+
+    async def _drop_copy(self, key: str, why: str) -> None:
+        """A copy on a local drive is a short cut: a bad one must never stop a start."""
+        assert self._disks is not None
+        await self._quarantine(key, "disk copy", why)
+        try:
+            await self._disks.delete([key])
+        except TierError as error:
+            self._journal.record("warning", what=f"a bad copy could not be removed: {error}")
 
     async def _load_held(self, source: Source, images: ImageSet) -> Image | None:
         try:
@@ -218,14 +251,6 @@ class Starter:
             for part in images.parts
         ]
         return Image(source, plan, fetched, records, images)
-
-    async def _has_all(self, tier: Tier, manifest: Manifest) -> bool:
-        try:
-            for shard in manifest.shards:
-                await tier.size(shard.key)
-        except ObjectMissingError:
-            return False
-        return True
 
     async def _quarantine(self, what: str, tier: str, why: str) -> None:
         self._refused[f"{what} on {tier}"] = why
