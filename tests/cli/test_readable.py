@@ -7,7 +7,11 @@ from collections import OrderedDict, deque
 
 import pytest
 
+from surefoot.core.layout import ShardId, StepId
+from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.values import encode
+from surefoot.inspect.checkpoints import Checkpoint
+from surefoot.inspect.detail import StepDetail
 from surefoot.inspect.readable import leaves, readable
 
 
@@ -60,9 +64,27 @@ def test_no_document_is_too_broken_to_be_shown(tag: str, payload: object) -> Non
 def test_mappings_are_taken_apart() -> None:
     """One leaf a line, named by its path."""
     state = {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "empty": {}, "odd": OrderedDict(a=1)}
-    assert dict(leaves(encode(state, "value"), "optimizer")) == {
+    assert {path: readable(leaf) for path, leaf in leaves(encode(state, "value"), "optimizer")} == {
         "optimizer.groups[0].lr": "0.1",
         "optimizer.groups[0].betas": "(0.9, 0.99)",
         "optimizer.empty": "{}",
-        "optimizer.odd": dict(leaves(encode(OrderedDict(a=1), "value"), "x"))["x"],
+        "optimizer.odd": readable(encode(OrderedDict(a=1), "value")),
     }
+
+
+def test_what_differs_between_ranks_is_shown_for_each() -> None:
+    """Two long states whose beginnings are equal are two values; equal ones are one, of all ranks."""
+    ends = [bytes(999) + b"a", bytes(999) + b"b"]
+    shards = tuple(
+        Shard(
+            ShardId(StepId(1, 1), rank, "abcd"),
+            "0" * 32,
+            0,
+            "",
+            {"rng": encode({"own": end, "common": bytes(1000)}, "rng")},
+        )
+        for rank, end in enumerate(ends)
+    )
+    manifest = Manifest(StepId(1, 1), "0" * 32, 2, "periodic", None, {}, "launch", None, 1.0, shards)
+    values = StepDetail(Checkpoint(StepId(1, 1), "live"), manifest, None).values()
+    assert [(value.rank, value.path) for value in values] == [(0, "rng.own"), (1, "rng.own"), (None, "rng.common")]

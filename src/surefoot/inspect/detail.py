@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.core.documents import parse_json
+from surefoot.core.documents import compact, parse_json
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.plan import Plan
 from surefoot.inspect.checkpoints import Checkpoint, usable
-from surefoot.inspect.readable import leaves
+from surefoot.inspect.readable import leaves, readable
 from surefoot.inspect.survey import Survey
 
 _NOT_VALUES = ("step", "generation", "rank", "world_size", "trigger", "tag", "metrics", "values")
@@ -83,11 +83,11 @@ class StepDetail:
 
     def values(self) -> list[Value]:
         """Plain values in a readable form; those that are the same on all ranks once."""
-        by_path: dict[str, dict[int, str]] = {}
+        by_path: dict[str, dict[int, Any]] = {}
         for shard in self.manifest.shards:
-            for path, text in _values(shard.id.rank, shard.record, self.plan):
-                by_path.setdefault(path, {})[shard.id.rank] = text
-        return [value for path, texts in by_path.items() for value in _merged(path, texts, self.manifest.world_size)]
+            for path, leaf in _values(shard.id.rank, shard.record, self.plan):
+                by_path.setdefault(path, {})[shard.id.rank] = leaf
+        return [value for path, of in by_path.items() for value in _merged(path, of, self.manifest.world_size)]
 
     def to_json(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -139,7 +139,7 @@ def _parent(parent: Parent | None) -> dict[str, Any] | None:
     return None if parent is None else parent.to_json()
 
 
-def _values(rank: int, record: Mapping[str, Any], plan: Plan | None) -> Iterator[tuple[str, str]]:
+def _values(rank: int, record: Mapping[str, Any], plan: Plan | None) -> Iterator[tuple[str, Any]]:
     values = record.get("values")
     if type(values) is list:
         names = _names(plan.structure(rank)) if plan is not None and rank < plan.world_size else {}
@@ -170,7 +170,8 @@ def _joined(path: str, key: Any) -> str:
     return f"{path}.{text}" if path else text
 
 
-def _merged(path: str, texts: Mapping[int, str], world_size: int) -> list[Value]:
-    if len(texts) == world_size and len(set(texts.values())) == 1:
-        return [Value(None, path, texts[0])]
-    return [Value(rank, path, text) for rank, text in sorted(texts.items())]
+def _merged(path: str, leaf_of_rank: Mapping[int, Any], world_size: int) -> list[Value]:
+    # Compared whole: the text of a long value does not show all of it.
+    if len(leaf_of_rank) == world_size and len({compact(leaf) for leaf in leaf_of_rank.values()}) == 1:
+        return [Value(None, path, readable(leaf_of_rank[0]))]
+    return [Value(rank, path, readable(leaf)) for rank, leaf in sorted(leaf_of_rank.items())]

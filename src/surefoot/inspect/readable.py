@@ -17,8 +17,8 @@ _EXACT = {"int", "float", "bytes", "bytearray", "decimal", "fraction", "date", "
 """Small values of the standard library, shown as they are."""
 
 
-def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """An encoded value as (path, text), one for each leaf: mappings and lists of mappings are taken apart."""
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """An encoded value as (path, encoded leaf): mappings and lists of mappings are taken apart."""
     if type(value) is dict and _TAG not in value and value:
         for key, child in value.items():
             yield from leaves(child, f"{path}.{key}")
@@ -26,7 +26,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for index, child in enumerate(value):
             yield from leaves(child, f"{path}[{index}]")
     else:
-        yield path, readable(value)
+        yield path, value
 
 
 def readable(value: Any) -> str:
