@@ -203,8 +203,7 @@ class Machine:
             uri=self._uri,
             launch=self.launch,
             node=self._name,
-            owner_pid=self.trainers[0].pid,
-            **{**self._settings, **settings},
+            **{"owner_pid": self.trainers[0].pid, **self._settings, **settings},
         )
         reader, writer = os.pipe()
         log = self._logs / "agent.log"
@@ -303,6 +302,12 @@ class Machine:
             self.agent.kill()
             self.agent = None
         self.kill_trainers()
+
+    def restart_trainers(self, world_size: int = 1) -> list[dict[str, Any]]:
+        """The trainers die and the launcher starts them again; the agent stays."""
+        self.kill_trainers()
+        self.trainers = [self._start_trainer(rank) for rank in range(world_size)]
+        return self.open()
 
     def kill_trainers(self) -> None:
         for trainer in self.trainers:

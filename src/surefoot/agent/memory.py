@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from surefoot.agent_config import MIN_SLOTS
+from surefoot.core.documents import Fields, parse_json
 from surefoot.core.image import round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
@@ -41,6 +43,20 @@ class Held:
 
     def unchanged(self) -> bool:
         return self.segment.seq(self.sealed.slot) == self.sealed.seq
+
+    def record(self) -> dict[str, Any]:
+        """The rank's record.
+
+        Raises:
+            CorruptError: its bytes do not match their hash, or it is of another image than the slot's entry says: the
+                entry has no hash of its own, and images of two steps must never be taken for one.
+        """
+        what = f"slot {self.sealed.slot} of rank {self.segment.rank}"
+        fields = Fields(parse_json(self.segment.record(self.sealed), what), what)
+        at = StepId(fields.integer("step"), fields.integer("generation"))
+        if (at, fields.integer("rank")) != (self.sealed.at, self.segment.rank):
+            raise CorruptError(f"{what}: its entry says step {self.sealed.at}, its record {at}")
+        return fields.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +188,10 @@ class Memory:
         """Every step of which all ranks' images are here and hashed. Answers only after every sealed slot is hashed."""
         found: dict[tuple[StepId, str], dict[int, Held]] = {}
         plans: dict[str, Plan] = {}
-        for segment in self._all:
+        for segment in list(self._all):
             for slot in range(segment.num_slots):
                 held = await self.hash_slot(segment, slot)
-                if held is not None:
+                if held is not None and self._is_good(held):
                     found.setdefault((held.sealed.at, segment.plan_hash), {})[segment.rank] = held
                     plans.setdefault(segment.plan_hash, segment.plan())
         return [
@@ -195,7 +211,7 @@ class Memory:
                 why = f"image of rank {part.segment.rank} at step {images.at.step}: its bytes do not match its hash"
                 self._give_up(part.segment, part.sealed, why)
                 raise CorruptError(why)
-            part.segment.record(part.sealed)
+            part.record()
 
     def void_all_but(self, kept: Iterable[Held]) -> None:
         """Empty every slot that is not kept: what a new generation does not continue is history."""
@@ -219,6 +235,15 @@ class Memory:
     async def _hash(self, segment: Segment, slot: int) -> str:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, segment.image(slot))
+
+    def _is_good(self, held: Held) -> bool:
+        try:
+            held.segment.plan()
+            held.record()
+        except CorruptError as error:
+            self._give_up(held.segment, held.sealed, str(error))
+            return False
+        return True
 
     def _give_up(self, segment: Segment, sealed: Sealed, why: str) -> None:
         segment.void(sealed.slot, sealed.seq)

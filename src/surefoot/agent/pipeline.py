@@ -7,7 +7,6 @@ next is begun. Whoever dies in between leaves objects that no reader believes.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -103,7 +102,7 @@ class Pipeline:
             await self._disks.put_stream(shard.key, chunks, size_bytes)
 
     async def _ship_shard(self, part: Held, override: dict[str, Any]) -> Shard:
-        record = {**json.loads(part.segment.record(part.sealed)), **override}
+        record = {**part.record(), **override}
         shard = Shard(
             # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
             ShardId(part.sealed.at, part.segment.rank, secrets.token_hex(4)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -236,7 +235,7 @@ class Starter:
         try:
             await self._memory.verify(images)
             plan = images.parts[0].segment.plan()
-            records = tuple(json.loads(part.segment.record(part.sealed)) for part in images.parts)
+            records = tuple(part.record() for part in images.parts)
         except CorruptError as error:
             await self._quarantine(f"image of step {source.at.step}", "ram", str(error))
             return None

@@ -90,6 +90,13 @@ class Fields:
         self._body = body
         self._what = what
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """All fields as they stand."""
+        if type(self._body) is not dict:
+            raise CorruptError(f"{self._what}: not an object")
+        return self._body
+
     def integer(self, name: str, minimum: int = 0) -> int:
         value = self._field(name)
         if type(value) is not int or value < minimum:
