@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 import typer
 
+from surefoot.cli import clean, evict, ls, plan, prices, run, show, status, verify
 from surefoot.errors import SurefootError
 
-_COMMANDS = ("run", "ls", "show", "verify", "status", "evict", "clean", "plan", "prices", "demo")
-"""In the order of `surefoot --help`; each is a module of this package with `register(app)`."""
+_COMMANDS = (run, ls, show, verify, status, evict, clean, plan, prices)
 
 
-def build(only: str | None = None) -> typer.Typer:
+def build(wanted: str | None = None) -> typer.Typer:
     """The command line.
 
     Args:
-        only: the command that is asked for. If there is such a one, the others are not even imported: a command
-            that looks at files shall not wait for the libraries of one that trains.
+        wanted: the command that is asked for, if it is known. A command that looks at files shall not wait for the
+            libraries of the demo.
     """
     app = typer.Typer(
         help="Train PyTorch models on preemptible machines without losing work.",
@@ -26,13 +25,12 @@ def build(only: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    for command in _COMMANDS:
+        command.register(app)
+    if wanted not in {info.name for info in app.registered_commands}:
+        from surefoot.cli import demo
 
-    @app.callback()
-    def root() -> None:
-        """Keeps a command a command also while it is the only one."""
-
-    for name in (only,) if only in _COMMANDS else _COMMANDS:
-        import_module(f"surefoot.cli.{name}").register(app)
+        demo.register(app)
     return app
 
 
