@@ -24,7 +24,7 @@ _TELL_EVERY_S = 0.1
 _FAR_LOOK_S = 0.005
 _NEAR_LOOK_S = 0.00002
 _DUMP_S = 3.0
-_LAST_ONES_WITHIN_S = 15.0
+LINGER_S = 15.0
 _BEFORE_THE_FIRST_STEP = ("starting", "restoring")
 
 
@@ -66,6 +66,7 @@ class Scenario:
         newest_durable: asked after `kill_all`, before the next start: the newest committed step, 0 if there is none.
         look_on: called about ten times a second.
         patience_s: how long nothing may move.
+        linger_s: how long processes may take to follow their supervisor.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Scenario:
         newest_durable: Callable[[], int] | None = None,
         look_on: Callable[[View], None] | None = None,
         patience_s: float = PATIENCE_S,
+        linger_s: float = LINGER_S,
     ) -> None:
         self._jobs = [Job(node) for node in nodes]
         self._events = list(events)
@@ -84,6 +86,7 @@ class Scenario:
         self._newest_durable = newest_durable
         self._look_on = look_on
         self._patience_s = patience_s
+        self._linger_s = linger_s
         self._strikes: list[Strike] = []
         self._problems: list[str] = []
         self._signs: tuple[tuple[int, ...], ...] = ()
@@ -134,17 +137,17 @@ class Scenario:
         """Strike if this is the moment, else None."""
         if _phase(job, event) != event.phase or not _is_due(job, event):
             return None
-        watched = job.agent_pid() if event.of_agent else job.trainer_pid(event.rank or 0)
-        target = _target(job, event)
+        watched, target = _watched(job, event), _target(job, event)
         if watched is None or target is None:
             return None
         with stopped(watched) as still:
-            # It moved on until it stood still; from here on it does not.
-            if not still or _phase(job, event) != event.phase:
+            # It moved on until it stood still, or another took its place; from here on it cannot.
+            if not still or _watched(job, event) != watched:
                 return None
-            at_step = job.finished()
+            phase, at_step = _phase(job, event), job.finished()
+            if phase != event.phase:
+                return None
             struck_s, pids = wall_s(), self._strike(job, event, target)
-            phase = _phase(job, event)
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
 
     def _strike(self, job: Job, event: Event, target: int) -> list[int]:
@@ -191,7 +194,7 @@ class Scenario:
                 self._problems.append(f"{job.node.name} left {', '.join(left)} in memory")
 
     def _check_nobody_left(self, job: Job) -> None:
-        end_s = boot_s() + _LAST_ONES_WITHIN_S
+        end_s = boot_s() + self._linger_s
         while job.members() and boot_s() < end_s:
             time.sleep(_FAR_LOOK_S)
         if left := job.describe_members():
@@ -254,6 +257,10 @@ class Scenario:
 
 def _phase(job: Job, event: Event) -> str:
     return job.agent_phase() if event.of_agent else job.trainer_phase(event.rank or 0)
+
+
+def _watched(job: Job, event: Event) -> int | None:
+    return job.agent_pid() if event.of_agent else job.trainer_pid(event.rank or 0)
 
 
 def _is_due(job: Job, event: Event) -> bool:

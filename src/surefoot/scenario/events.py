@@ -90,7 +90,7 @@ class Strike:
     at_step: int
     """Steps finished on every rank of the node."""
     struck_in: str
-    """Phase of the watched process when it happened."""
+    """Phase of the watched process, which stood still meanwhile: what it was killed in, or heard of the rest in."""
     pids: tuple[int, ...]
     """Processes that got the signal."""
     durable: int | None = None
@@ -98,12 +98,20 @@ class Strike:
     exit_code: int | None = None
     """What the supervisor ended with; negative for a signal; None if it went on."""
 
-    @property
-    def as_wanted(self) -> bool:
-        return self.struck_in == self.event.phase
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            ConfigError: a field is unknown or missing, or the event is none.
+        """
+        try:
+            return cls(**{**data, "event": Event.from_json(data["event"]), "pids": tuple(data["pids"])})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"not a strike: {dict(data)}: {error}") from error
 
 
 def draw(events: Sequence[Event], rng: random.Random, num_ranks: int) -> list[Event]:
