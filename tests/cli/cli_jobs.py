@@ -130,7 +130,9 @@ class Job:
             self.process.wait(WITHIN_S)
         for lock in self.memory.glob("*.lock"):
             if lock.stat().st_size:
-                kill(int(json.loads(lock.read_text())["pid"]))
+                # The agent ends what else there is of the job; only then may it go itself.
+                pid = int(json.loads(lock.read_text())["pid"])
+                until(lambda pid=pid: not _runs(pid), self.output)  # type: ignore[misc]
         shutil.rmtree(self.memory, ignore_errors=True)
 
 
