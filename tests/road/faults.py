@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,4 +125,5 @@ class _Stopping(Syscalls):
     def _stop_at(self, call: str, name: str) -> None:
         if call == self._call and self._name in name:
             self._call = ""
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: it does not come back from the call before the process has stopped.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
 from surefoot.clock import boot_s, wall_s
@@ -9,7 +11,7 @@ from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_pre
 from surefoot.core.lineage import cuts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
-from surefoot.errors import CorruptError, ObjectMissingError, SupersededError
+from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierError
 from surefoot.tiers.base import Tier
 
 _TRUST_S = 5.0
@@ -29,16 +31,14 @@ class Keeper:
         self._verified: set[StepId] = set()
         self._read_s = 0.0
 
-    async def note(self, manifest: Manifest) -> None:
+    async def note(self, manifest: Manifest, current: Generation) -> None:
         """A checkpoint was committed: check that its shards are there, then give up what is no longer needed.
 
-        Raises:
-            SupersededError: a newer launch owns the run; nothing more is deleted.
-            TierError: the tier failed; tried again after the next commit.
+        Raises: as `run`.
         """
         self._manifests[manifest.at] = manifest
         await self.verify(manifest)
-        await self.run()
+        await self.run(current)
 
     async def verify(self, manifest: Manifest) -> bool:
         """True if every shard of a checkpoint is there with its size. Found good once, it is not asked again."""
@@ -52,20 +52,32 @@ class Keeper:
             self._verified.add(manifest.at)
         return True
 
-    async def run(self, sweep_delay_s: float = SWEEP_DELAY_S) -> int:
-        """One round of retention. Returns the bytes deleted."""
+    async def run(self, current: Generation, sweep_delay_s: float | None = None) -> int:
+        """One round of retention. Returns the bytes deleted.
+
+        Args:
+            current: the generation that this agent works in.
+            sweep_delay_s: how long a given-up checkpoint's bytes stay; by default an hour.
+
+        Raises:
+            SupersededError: a newer launch owns the run; nothing more is deleted.
+            CorruptError: a generation's record is damaged or missing: what counts cannot be told, nothing is deleted.
+            TierError: the tier failed; tried again after the next commit.
+        """
         commits = await self._books.commits()
         for at in commits:
             await self._learn(at)
         generations = await self._books.generations()
+        await self._still_newest(generations, current)
         chain = cuts(generations)
         live = [self._manifests[at] for at in commits if at in self._manifests]
         for manifest in sorted(live, key=lambda m: m.at, reverse=True)[: 2 + len(chain)]:
             await self.verify(manifest)
         for at in to_retire(live, chain, generations, self._verified):
-            await self._still_newest(generations)
+            await self._still_newest(generations, current)
             await self._retire(at)
-        return await self._sweep(commits, generations, sweep_delay_s)
+        delay_s = SWEEP_DELAY_S if sweep_delay_s is None else sweep_delay_s
+        return await self._sweep(commits, generations, current, delay_s)
 
     async def _learn(self, at: StepId) -> None:
         if at in self._manifests or at in self._buried:
@@ -87,31 +99,35 @@ class Keeper:
             # Copies need no grace: whoever reads one falls back to the run's own.
             await self._disks.delete([shard.key for shard in retired.shards])
 
-    async def _sweep(self, commits: list[StepId], generations: dict[int, Generation], delay_s: float) -> int:
+    async def _sweep(
+        self, commits: list[StepId], generations: dict[int, Generation], current: Generation, delay_s: float
+    ) -> int:
         known = [self._manifests[at] for at in commits if at in self._manifests]
         due = to_sweep(known, wall_s(), delay_s)
         freed = 0
         swept = []
         for manifest in due:
-            await self._still_newest(generations)
+            await self._still_newest(generations, current)
             freed += manifest.size_bytes
             await self._books.tier.delete(await self._objects_of(manifest.at))
             await self._books.bury(manifest.at, wall_s())
             del self._manifests[manifest.at]
             self._buried.add(manifest.at)
             swept.append(manifest.at.step)
-        await self._sweep_abandoned(commits, generations)
+        await self._sweep_abandoned(commits, generations, current)
         if swept:
             self._journal.record("swept", steps=swept, bytes=freed)
         return freed
 
-    async def _sweep_abandoned(self, commits: list[StepId], generations: dict[int, Generation]) -> None:
+    async def _sweep_abandoned(
+        self, commits: list[StepId], generations: dict[int, Generation], current: Generation
+    ) -> None:
         listed = await self._books.tier.list(STEPS)
         steps = {shard.at for entry in listed if (shard := parse_shard(entry.key) or parse_ack(entry.key)) is not None}
         good = sorted(self._verified & set(self._manifests))
         chain = cuts(generations)
         for at in abandoned_steps(steps, commits, chain, max(generations), good[0] if good else None):
-            await self._still_newest(generations)
+            await self._still_newest(generations, current)
             if await self._books.put_tombstone(at, wall_s()):
                 self._buried.add(at)
                 await self._books.tier.delete([e.key for e in listed if e.key.startswith(step_prefix(at))])
@@ -119,12 +135,16 @@ class Keeper:
     async def _objects_of(self, at: StepId) -> list[str]:
         return [entry.key for entry in await self._books.tier.list(step_prefix(at))]
 
-    async def _still_newest(self, generations: dict[int, Generation]) -> None:
+    async def _still_newest(self, generations: Mapping[int, Generation], current: Generation) -> None:
         """Deletes carry no condition: a keeper that was stopped must not delete by an old view of the run."""
-        if boot_s() - self._read_s < _TRUST_S:
+        newest = generations.get(max(generations, default=0))
+        if newest is not None and newest.launch != current.launch:
+            raise SupersededError(f"generation {newest.number} of launch {newest.launch} on {newest.node}")
+        if newest is not None and boot_s() - self._read_s < _TRUST_S:
             return
-        newest = max(generations)
-        newer = await self._books.newer_generation(newest)
-        if newer is not None:
+        newer = await self._books.newer_generation(newest.number) if newest is not None else current
+        if newer is not None and newer.launch != current.launch:
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+        if newer is not None:
+            raise TierError(f"{self._books.tier.uri} does not list {newer.key}, though it is there")
         self._read_s = boot_s()

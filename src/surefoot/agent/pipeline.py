@@ -21,7 +21,7 @@ from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.layout import ShardId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, SupersededError
+from surefoot.errors import CorruptError, SupersededError, TierError
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -124,7 +124,10 @@ class Pipeline:
 
     async def _refuse_if_superseded(self, current: Generation) -> None:
         # An economy, not the guard: readers decide by lineage (see core/lineage.py).
-        newer = await self._books.newer_generation(current.number)
+        try:
+            newer = await self._books.newer_generation(current.number)
+        except CorruptError as error:
+            raise TierError(f"whether a newer launch owns the run cannot be told: {error}") from error
         if newer is not None and newer.launch != current.launch:
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
 

@@ -43,6 +43,8 @@ class Delivery:
     """By rank: segment, slot, seq."""
     attempt: int = 0
     not_before_s: float = 0.0
+    committed: bool = False
+    """What is left to do (copies, retention) must not make it be shipped again."""
 
     @property
     def complete(self) -> bool:
@@ -271,6 +273,7 @@ class Shipper:
     ) -> None:
         self.rate_bytes_per_s = manifest.size_bytes / max(took_s, 1e-6)
         staged_ns = min(part.sealed.staged_ns for part in images.parts)
+        delivery.committed = True
         self._situation.note_commit(manifest.at, self._pipeline.tier_name, staged_ns)
         self._journal.record(
             "committed",
@@ -295,8 +298,8 @@ class Shipper:
             return
         self._retained_s = boot_s()
         try:
-            await self._keeper.note(manifest)
-        except TierError as error:
+            await self._keeper.note(manifest, self._situation.generation)
+        except (TierError, CorruptError) as error:
             self._journal.record("warning", what=f"old checkpoints could not be given up: {error}")
         except SupersededError as error:
             self._situation.supersede(str(error))
@@ -343,8 +346,8 @@ class Shipper:
     async def _make_space(self) -> None:
         """A tier is full: what was given up goes now instead of an hour later."""
         try:
-            freed = await self._keeper.run(sweep_delay_s=0.0)
-        except (TierError, SupersededError) as error:
+            freed = await self._keeper.run(self._situation.generation, sweep_delay_s=0.0)
+        except (TierError, CorruptError, SupersededError) as error:
             self._journal.record("warning", what=f"no space could be made: {error}")
             return
         if not freed:
@@ -381,7 +384,10 @@ class Shipper:
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
         # Shipped again, should there be time left: a waiting save() is not forgotten.
-        if task.cancelled():
+        if task.cancelled() and delivery.committed:
+            self._spare.extend((rank, *part) for rank, part in delivery.parts.items())
+            self._wake.set()
+        elif task.cancelled():
             self._deliveries.append(delivery)
             self._wake.set()
 

@@ -165,16 +165,42 @@ class Starter:
         steps = sorted({*commits, *(source.at for source in sets if counts(source.at, chain))}, reverse=True)
         # A parent that was committed is history, also if nothing of it is left to be listed.
         had_history = any(parent.committed for number in chain if (parent := generations[number].parent) is not None)
+        given_up: list[Manifest] = []
         for at in steps:
             manifest = await self._manifest(at) if at in commits else None
             had_history |= manifest is not None or at not in commits
+            if manifest is not None and manifest.retired is not None:
+                given_up.append(manifest)
+                manifest = None
             here = {source: images for source, images in sets.items() if source.at == at}
             for source in ranking([*here, *self._stored(manifest)], chain):
                 image = await self._load(source, here.get(source), manifest)
                 if image is not None:
                     return image
-        self._nothing(had_history)
+        image = await self._last_resort(given_up)
+        if image is None:
+            self._nothing(had_history)
+        return image
+
+    async def _last_resort(self, given_up: Sequence[Manifest]) -> Image | None:
+        """Nothing that is kept can be restored: the bytes of one that retention gave up may still be there."""
+        for manifest in given_up:
+            if not await self._is_there(manifest):
+                continue
+            for source in self._stored(manifest):
+                image = await self._load(source, None, manifest)
+                if image is not None:
+                    self._journal.record("warning", what=f"step {manifest.at.step} had been given up, but is whole")
+                    return image
         return None
+
+    async def _is_there(self, manifest: Manifest) -> bool:
+        try:
+            for shard in manifest.shards:
+                await self._books.tier.size(shard.key)
+        except ObjectMissingError:
+            return False
+        return True
 
     def _nothing(self, had_history: bool) -> None:
         if self._refused or had_history:
@@ -204,7 +230,7 @@ class Starter:
             return None
         except ObjectMissingError:
             return None
-        return manifest if manifest is not None and manifest.retired is None else None
+        return manifest
 
     async def _load(self, source: Source, images: ImageSet | None, manifest: Manifest | None) -> Image | None:
         if images is not None:
