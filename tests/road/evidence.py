@@ -5,8 +5,10 @@ Takes the run as a mapping of keys to bytes, however they were fetched.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,21 @@ At = tuple[int, int]
 
 
 def of_directory(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """Everything in a directory at one moment of its retention: no manifest was given up while it was read."""
+    while True:
+        before = _read(root, root / "commits")
+        found = _read(root, root)
+        if _read(root, root / "commits") == before:
+            return found
+
+
+def _read(root: Path, directory: Path) -> dict[str, bytes]:
+    found = {}
+    for place, _directories, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # removed since the directory was listed
+                found[str((Path(place) / name).relative_to(root))] = (Path(place) / name).read_bytes()
+    return dict(sorted(found.items()))
 
 
 def body_of(data: bytes) -> dict[str, Any]:
