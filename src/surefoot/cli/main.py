@@ -6,10 +6,10 @@ import sys
 
 import typer
 
-from surefoot.cli import clean, evict, ls, plan, prices, run, show, status, verify
+from surefoot.cli import bench, clean, evict, ls, plan, prices, run, show, status, verify
 from surefoot.errors import SurefootError
 
-_COMMANDS = (run, ls, show, verify, status, evict, clean, plan, prices)
+_COMMANDS = (run, ls, show, verify, status, evict, clean, bench, plan, prices)
 
 
 def build(wanted: str | None = None) -> typer.Typer:

@@ -204,6 +204,13 @@ class Run:
         return session.generation if session is not None else 0
 
     @property
+    def durable_step(self) -> int | None:
+        """Newest committed step; None before there is one."""
+        session = self._session
+        word = session.board.node(NodeWord.COMMITTED) if session is not None else 0
+        return word - 1 if word else None
+
+    @property
     def durable_age_s(self) -> float | None:
         """Age of the newest committed step; None before there is one."""
         session = self._session
