@@ -57,7 +57,7 @@ def test_a_generator_that_is_not_registered_is_found_out(places: Path) -> None:
 
 
 def test_the_same_script_passes_once_the_generator_is_registered(places: Path) -> None:
-    """Evicted, its agent, everything and its supervisor killed, it does the same steps; each event keeps its promise."""
+    """Evicted, its agent, everything and its supervisor killed, it does the same steps, as promised for each event."""
     kinds = (Kind.EVICT, Kind.KILL_AGENT, Kind.KILL_ALL, Kind.KILL_SUPERVISOR)
     events = [Event(kind=kind, phase="training", step=7 * number) for number, kind in enumerate(kinds, start=1)]
     result = _run("register_dots.py", places, *events)

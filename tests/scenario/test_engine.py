@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
@@ -136,26 +135,23 @@ def test_says_when_an_event_never_struck(memory: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_job_that_stands_still_is_reported_and_ended(memory: Path, tmp_path: Path) -> None:
-    """Where nothing moves the scenario ends with the processes and the line of code where each of them stands."""
-    node = _node(memory, tmp_path, "--hang-at", "3")
-    # The agent moves on; without it nothing does.
-    events = [Event(kind=Kind.KILL_WORKER, phase="training", step=100)]
-    scenario = Scenario([node], events, num_ranks=_RANKS, patience_s=1.0)
-    outcome = _with_frozen_agent(scenario)
-    assert outcome.strikes == ()
+@pytest.mark.parametrize(
+    ("options", "bounds", "says"),
+    [(["--hang-at", "3"], {"patience_s": 1.0}, "nothing moved for 1 s"), ([], {"limit_s": 1.0}, "no end within 1 s")],
+    ids=["hang", "endless"],
+)
+def test_a_job_that_does_not_end_is_reported_and_ended(
+    memory: Path, tmp_path: Path, options: list[str], bounds: dict[str, float], says: str
+) -> None:
+    """Where nothing moves, or no end comes, the scenario ends, and tells on which line of code each process was."""
+    node = _node(memory, tmp_path, *options, steps=1_000_000)
+    outcome = Scenario([node], [], num_ranks=_RANKS, **bounds).run()
     (problem,) = outcome.problems
-    assert problem.startswith("nothing moved for 1 s")
-    assert "n: step 3, trainers ['training', 'training']" in problem
-    assert "in stay_here_for_ever" in problem
+    assert problem.startswith(says)
+    assert f"{_JOB} 1000000" in problem
+    assert ("in stay_here_for_ever" if options else "in beat") in problem
     assert _processes_beside(memory) == []
     assert list(memory.iterdir()) == []
-
-
-def _with_frozen_agent(scenario: Scenario) -> Outcome:
-    job = scenario._jobs[0]
-    scenario._look_on = lambda _view: None if (pid := job.agent_pid()) is None else os.kill(pid, signal.SIGSTOP)
-    return scenario.run()
 
 
 def test_a_process_that_stays_behind_is_named_and_ended(memory: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from surefoot.scenario.job import Job, Node
 from surefoot.scenario.processes import send, stopped, wait_for_end
 
 PATIENCE_S = 120.0
+LIMIT_S = 3600.0
 _TELL_EVERY_S = 0.1
 _FAR_LOOK_S = 0.005
 _NEAR_LOOK_S = 0.00002
@@ -66,6 +67,7 @@ class Scenario:
         newest_durable: asked after `kill_all`, before the next start: the newest committed step, 0 if there is none.
         look_on: called about ten times a second.
         patience_s: how long nothing may move.
+        limit_s: how long the whole may take.
         linger_s: how long processes may take to follow their supervisor.
     """
 
@@ -78,6 +80,7 @@ class Scenario:
         newest_durable: Callable[[], int] | None = None,
         look_on: Callable[[View], None] | None = None,
         patience_s: float = PATIENCE_S,
+        limit_s: float = LIMIT_S,
         linger_s: float = LINGER_S,
     ) -> None:
         self._jobs = [Job(node) for node in nodes]
@@ -86,16 +89,18 @@ class Scenario:
         self._newest_durable = newest_durable
         self._look_on = look_on
         self._patience_s = patience_s
+        self._limit_s = limit_s
         self._linger_s = linger_s
         self._strikes: list[Strike] = []
         self._problems: list[str] = []
         self._signs: tuple[tuple[int, ...], ...] = ()
+        self._began_s = 0.0
         self._moved_s = 0.0
         self._told_s = 0.0
 
     def run(self) -> Outcome:
         """Run to the end. No process and no memory of the nodes is left, however it ends."""
-        self._moved_s = boot_s()
+        self._began_s = self._moved_s = boot_s()
         try:
             for job in self._jobs:
                 job.start()
@@ -217,10 +222,12 @@ class Scenario:
         if signs != self._signs:
             self._signs, self._moved_s = signs, now_s
         elif now_s - self._moved_s > self._patience_s:
-            raise _Stopped(self._report())
+            raise _Stopped(self._report(f"nothing moved for {self._patience_s:g} s"))
+        if now_s - self._began_s > self._limit_s:
+            raise _Stopped(self._report(f"no end within {self._limit_s:g} s"))
 
-    def _report(self) -> str:
-        lines = [f"nothing moved for {self._patience_s:.0f} s"]
+    def _report(self, what: str) -> str:
+        lines = [what]
         for job in self._jobs:
             phases = [job.trainer_phase(rank) for rank in range(self._num_ranks)]
             lines.append(f"{job.node.name}: step {job.finished()}, trainers {phases}, agent {job.agent_phase()}")

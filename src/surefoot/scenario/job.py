@@ -17,6 +17,8 @@ from surefoot.scenario.processes import MARK_VARIABLE, command_of, find_marked, 
 
 _BOARD = "*/board"
 _TAIL_BYTES = 6000
+_NODE_MOVES = (NodeWord.GENERATION, NodeWord.COMMITTED, NodeWord.AGENT_PID)
+_TRAINERS_MOVE = (RankWord.INCARNATION, RankWord.PID, RankWord.FINISHED, RankWord.SEALED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,12 +156,12 @@ class Job:
         return self._alive(board.node(NodeWord.AGENT_PID)) if board is not None else None
 
     def signs_of_life(self) -> tuple[int, ...]:
-        """Changes as long as something moves."""
+        """Changes as long as the job gets anywhere. An agent that tries the same again and again does not."""
         board = self.board()
         if board is None:
             return (self.starts,)
-        words = [board.rank(rank, word) for rank in self._ranks(board) for word in RankWord]
-        return (self.starts, *(board.node(word) for word in NodeWord), *words)
+        words = [board.rank(rank, word) for rank in self._ranks(board) for word in _TRAINERS_MOVE]
+        return (self.starts, *(board.node(word) for word in _NODE_MOVES), *words)
 
     def _ranks(self, board: Board) -> list[int]:
         return [rank for rank in range(board.num_ranks) if board.rank(rank, RankWord.PID)]

@@ -77,8 +77,10 @@ def read_text() -> bytes:
 def train(steps: int, seed: int, log: Path, name: str) -> None:
     rank = dist.get_rank()
     torch.manual_seed(seed)
-    # Buckets stay as they are: rebuilt after a restart, three ranks and more would add gradients in another order.
-    model = DistributedDataParallel(Model(), find_unused_parameters=dist.get_world_size() > 2)
+    # The order in which three ranks or more add gradients follows from DDP's buckets, and DDP makes new ones after its
+    # first step, so also after a restart. With this it does not, and a restart changes no bit.
+    keep_buckets = dist.get_world_size() > 2
+    model = DistributedDataParallel(Model(), find_unused_parameters=keep_buckets)
     torch.manual_seed(seed * 1000 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = CosineAnnealingLR(optimizer, T_max=steps)
