@@ -38,6 +38,7 @@ from surefoot.wire import Body
 _DRAIN_S = 900.0
 """Bound on finishing what is under way when everybody has left."""
 _AGE_LIMIT_S = 600.0
+_AGE_LOOK_S = 5.0
 _IDLE_S = 5.0
 """A process that left the run but lives on (a notebook) may come again within this."""
 
@@ -257,7 +258,7 @@ class Agent:
         limit_s = max(_AGE_LIMIT_S, 3 * (self._config.cadence.interval_s or 300.0))
         began_s = said_s = boot_s()
         while True:
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(_AGE_LOOK_S)
             # Without any, the age is that of the wait for the first.
             age_s = self._situation.durable_age_s() or boot_s() - began_s
             if self._crew.workers and age_s > limit_s and boot_s() - said_s > limit_s:

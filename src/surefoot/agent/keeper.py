@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
@@ -11,7 +11,7 @@ from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_pre
 from surefoot.core.lineage import cuts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
-from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierError
+from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierError, TierFullError
 from surefoot.tiers.base import Tier
 
 _TRUST_S = 5.0
@@ -31,14 +31,14 @@ class Keeper:
         self._verified: set[StepId] = set()
         self._read_s = 0.0
 
-    async def note(self, manifest: Manifest, current: Generation) -> None:
+    async def note(self, manifest: Manifest, current: Generation, under_way: Collection[StepId]) -> None:
         """A checkpoint was committed: check that its shards are there, then give up what is no longer needed.
 
         Raises: as `run`.
         """
         self._manifests[manifest.at] = manifest
         await self.verify(manifest)
-        await self.run(current)
+        await self.run(current, under_way)
 
     async def verify(self, manifest: Manifest) -> bool:
         """True if every shard of a checkpoint is there with its size. Found good once, it is not asked again."""
@@ -52,11 +52,12 @@ class Keeper:
             self._verified.add(manifest.at)
         return True
 
-    async def run(self, current: Generation, sweep_delay_s: float | None = None) -> int:
+    async def run(self, current: Generation, under_way: Collection[StepId], sweep_delay_s: float | None = None) -> int:
         """One round of retention. Returns the bytes deleted.
 
         Args:
             current: the generation that this agent works in.
+            under_way: steps that this agent is shipping.
             sweep_delay_s: how long a given-up checkpoint's bytes stay; by default an hour.
 
         Raises:
@@ -69,6 +70,9 @@ class Keeper:
             await self._learn(at)
         generations = await self._books.generations()
         await self._still_newest(generations, current)
+        delay_s = SWEEP_DELAY_S if sweep_delay_s is None else sweep_delay_s
+        # Before anything is given up: on a full disk only a deletion makes the room which that needs.
+        freed = await self._sweep(generations, current, delay_s)
         chain = cuts(generations)
         live = [self._manifests[at] for at in commits if at in self._manifests]
         for manifest in sorted(live, key=lambda m: m.at, reverse=True)[: 2 + len(chain)]:
@@ -76,8 +80,10 @@ class Keeper:
         for at in to_retire(live, chain, generations, self._verified):
             await self._still_newest(generations, current)
             await self._retire(at)
-        delay_s = SWEEP_DELAY_S if sweep_delay_s is None else sweep_delay_s
-        return await self._sweep(commits, generations, current, delay_s)
+        if delay_s <= 0:
+            freed += await self._sweep(generations, current, delay_s)
+        await self._sweep_abandoned(commits, generations, current, under_way)
+        return freed
 
     async def _learn(self, at: StepId) -> None:
         if at in self._manifests or at in self._buried:
@@ -93,20 +99,21 @@ class Keeper:
 
     async def _retire(self, at: StepId) -> None:
         retired = self._manifests[at].retire(wall_s())
-        await self._books.rewrite_manifest(retired)
+        try:
+            await self._books.rewrite_manifest(retired)
+        except TierFullError:
+            # No room for even that: a manifest that stands needs its acknowledgements no more.
+            await self._books.tier.delete([shard.ack for shard in retired.shards])
+            await self._books.rewrite_manifest(retired)
         self._manifests[at] = retired
         if self._disks is not None:
             # Copies need no grace: whoever reads one falls back to the run's own.
             await self._disks.delete([shard.key for shard in retired.shards])
 
-    async def _sweep(
-        self, commits: list[StepId], generations: dict[int, Generation], current: Generation, delay_s: float
-    ) -> int:
-        known = [self._manifests[at] for at in commits if at in self._manifests]
-        due = to_sweep(known, wall_s(), delay_s)
+    async def _sweep(self, generations: dict[int, Generation], current: Generation, delay_s: float) -> int:
         freed = 0
         swept = []
-        for manifest in due:
+        for manifest in to_sweep(list(self._manifests.values()), wall_s(), delay_s):
             await self._still_newest(generations, current)
             freed += manifest.size_bytes
             await self._books.tier.delete(await self._objects_of(manifest.at))
@@ -114,19 +121,27 @@ class Keeper:
             del self._manifests[manifest.at]
             self._buried.add(manifest.at)
             swept.append(manifest.at.step)
-        await self._sweep_abandoned(commits, generations, current)
         if swept:
             self._journal.record("swept", steps=swept, bytes=freed)
         return freed
 
     async def _sweep_abandoned(
-        self, commits: list[StepId], generations: dict[int, Generation], current: Generation
+        self,
+        commits: list[StepId],
+        generations: dict[int, Generation],
+        current: Generation,
+        under_way: Collection[StepId],
     ) -> None:
         listed = await self._books.tier.list(STEPS)
         steps = {shard.at for entry in listed if (shard := parse_shard(entry.key) or parse_ack(entry.key)) is not None}
         good = sorted(self._verified & set(self._manifests))
         chain = cuts(generations)
-        for at in abandoned_steps(steps, commits, chain, max(generations), good[0] if good else None):
+        abandoned = abandoned_steps(steps, commits, chain, max(generations), good[0] if good else None)
+        # In the generation that trains, what this agent gave up, once a later step is safe.
+        own = [at for at in steps if at.generation == current.number and at not in commits and at not in under_way]
+        safe = max((at for at in good if at.generation == current.number), default=None)
+        abandoned += sorted(at for at in own if safe is not None and at < safe)
+        for at in abandoned:
             await self._still_newest(generations, current)
             if await self._books.put_tombstone(at, wall_s()):
                 self._buried.add(at)

@@ -21,7 +21,7 @@ from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.layout import ShardId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, SupersededError, TierError
+from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -52,7 +52,13 @@ class Pipeline:
         return self._books.tier.uri
 
     async def ship(
-        self, images: ImageSet, plan: Plan, current: Generation, now: float, override: dict[str, Any]
+        self,
+        images: ImageSet,
+        plan: Plan,
+        current: Generation,
+        now: float,
+        override: dict[str, Any],
+        shipped: dict[int, Shard],
     ) -> Manifest:
         """Write and commit one step.
 
@@ -62,6 +68,8 @@ class Pipeline:
             current: the generation that this agent works in; the images may be of an older one.
             now: wall time for the manifest.
             override: fields that replace those of the ranks' records (why the agent ships by itself).
+            shipped: by rank, what an earlier try of these very images acknowledged; this one's is added. A tier that is
+                nearly full, or fails now and then, need not take a shard twice.
 
         Raises:
             CorruptError: what was streamed does not match the hash: the image is bad.
@@ -72,8 +80,10 @@ class Pipeline:
         try:
             await self._books.put_plan(plan)
             async with asyncio.TaskGroup() as group:
-                writes = [group.create_task(self._ship_shard(part, override)) for part in images.parts]
-            shards = complete_set([write.result() for write in writes], images.at)
+                for part in images.parts:
+                    if part.segment.rank not in shipped:
+                        group.create_task(self._ship_shard(part, override, shipped))
+            shards = complete_set(shipped.values(), images.at)
             assert shards is not None
             self._on_phase(Phase.COMMITTING)
             await self._refuse_if_superseded(current)
@@ -101,7 +111,7 @@ class Pipeline:
             chunks = stream(part, xxhash.xxh3_128(), Pacer(None))
             await self._disks.put_stream(shard.key, chunks, size_bytes)
 
-    async def _ship_shard(self, part: Held, override: dict[str, Any]) -> Shard:
+    async def _ship_shard(self, part: Held, override: dict[str, Any], shipped: dict[int, Shard]) -> None:
         record = {**part.record(), **override}
         shard = Shard(
             # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
@@ -119,8 +129,13 @@ class Pipeline:
             raise CorruptError(
                 f"rank {part.segment.rank}, step {part.sealed.at.step}: the image changed while it was sent"
             )
-        await self._books.tier.put(shard.ack, shard.ack_bytes())
-        return shard
+        try:
+            await self._books.tier.put(shard.ack, shard.ack_bytes())
+        except TierFullError:
+            # Certainly not acknowledged, so nobody can believe in it; it must not take the room that is missing.
+            await self._books.tier.delete([shard.key])
+            raise
+        shipped[part.segment.rank] = shard
 
     async def _refuse_if_superseded(self, current: Generation) -> None:
         # An economy, not the guard: readers decide by lineage (see core/lineage.py).

@@ -17,7 +17,7 @@ from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s, wall_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.core.layout import StepId
-from surefoot.core.manifest import Manifest
+from surefoot.core.manifest import Manifest, Shard
 from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
 from surefoot.segment import Segment
 
@@ -41,6 +41,8 @@ class Delivery:
     world_size: int
     parts: dict[int, tuple[Segment, int, int]] = field(default_factory=dict)
     """By rank: segment, slot, seq."""
+    shipped: dict[int, Shard] = field(default_factory=dict)
+    """By rank: what lies on the tier, acknowledged."""
     attempt: int = 0
     not_before_s: float = 0.0
     committed: bool = False
@@ -256,7 +258,9 @@ class Shipper:
             images = await self._hashed(delivery)
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
-            manifest = await self._pipeline.ship(images, plan, self._situation.generation, wall_s(), override)
+            manifest = await self._pipeline.ship(
+                images, plan, self._situation.generation, wall_s(), override, delivery.shipped
+            )
         except CorruptError as error:
             self._journal.record("quarantined", object=f"step {delivery.at.step}", tier="ram", why=str(error))
             await self._give_up(delivery, str(error))
@@ -298,7 +302,7 @@ class Shipper:
             return
         self._retained_s = boot_s()
         try:
-            await self._keeper.note(manifest, self._situation.generation)
+            await self._keeper.note(manifest, self._situation.generation, self._under_way())
         except (TierError, CorruptError) as error:
             self._journal.record("warning", what=f"old checkpoints could not be given up: {error}")
         except SupersededError as error:
@@ -346,7 +350,7 @@ class Shipper:
     async def _make_space(self) -> None:
         """A tier is full: what was given up goes now instead of an hour later."""
         try:
-            freed = await self._keeper.run(self._situation.generation, sweep_delay_s=0.0)
+            freed = await self._keeper.run(self._situation.generation, self._under_way(), sweep_delay_s=0.0)
         except (TierError, CorruptError, SupersededError) as error:
             self._journal.record("warning", what=f"no space could be made: {error}")
             return
@@ -398,6 +402,9 @@ class Shipper:
     def _find(self, at: StepId, trigger: str) -> Delivery | None:
         found = (d for d in self._deliveries if d.at == at and d.trigger == trigger and not d.complete)
         return next(found, None)
+
+    def _under_way(self) -> set[StepId]:
+        return {delivery.at for delivery in self._all()}
 
     def _all(self) -> Iterable[Delivery]:
         running = [self._running[0]] if self._running is not None else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import evidence
@@ -31,3 +33,17 @@ def lived_run(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Pat
     found = evidence.checkpoints(evidence.of_directory(directory / "run"))
     assert sorted(found) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     return directory
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2.5 MB. Needs the right to mount; where that is missing there is none to be had."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no right to mount a small file system")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
