@@ -92,9 +92,9 @@ def _given(words: str, source: str, own: Path) -> Price:
 
 def _take_over(news: list[Price], own: Path) -> None:
     kept = catalogue.parse(own.read_text(errors="replace"), str(own)) if own.is_file() else []
-    checked = catalogue.check(catalogue.merge([*catalogue.shipped(), *kept], news))
-    bad = [price for price in checked if price.flag and price in catalogue.check(news)]
     catalogue.write(catalogue.merge(kept, news), own)
+    taken = {(price.instance_type, price.market, price.region, price.zone) for price in news}
+    bad = [p for p in catalogue.load(own) if p.flag and (p.instance_type, p.market, p.region, p.zone) in taken]
     message = f"{len(news)} price(s) written to {own}"
     say(f"{message}; {len(bad)} of them will not be used" if bad else message)
 

@@ -67,7 +67,7 @@ class Advice:
 def recommend(request: Request, results: Sequence[SchemeResult], on_demand_goodput: float) -> Advice:
     """The cheapest scheme that keeps the limits, delay included; else the one most often on time."""
     keeping = [result for result in results if _keeps_limits(request, result)]
-    ranked = sorted(keeping or results, key=lambda result: _worth_usd(request, result, bool(keeping)))
+    ranked = sorted(keeping or results, key=lambda result: _order(request, result, bool(keeping)))
     best = ranked[0]
     scheme, prices = best.scheme, request.prices
     least = on_demand_goodput * prices.spot_usd_per_node_h / prices.on_demand_usd_per_node_h
@@ -115,10 +115,11 @@ def window(request: Request, scheme: Scheme) -> Window:
     return Window(scheme.name, request.window_s, emergency_s(scheme, request.job, request.costs))
 
 
-def _worth_usd(request: Request, result: SchemeResult, keeps: bool) -> float:
-    if not keeps:
-        return -result.on_time_share(request.limits.deadline_s)
-    return result.cost_usd + request.delay_usd_per_h * result.expected.wall_s / 3600.0
+def _order(request: Request, result: SchemeResult, keeps: bool) -> tuple[bool, float, float]:
+    """Best first: by cost with delay; where no scheme keeps the limits, first those that end, most often on time."""
+    delay_usd = request.delay_usd_per_h * result.expected.wall_s / 3600.0
+    on_time = 0.0 if keeps else result.on_time_share(request.limits.deadline_s)
+    return not result.finishes, -on_time, result.cost_usd + delay_usd
 
 
 def _keeps_limits(request: Request, result: SchemeResult) -> bool:

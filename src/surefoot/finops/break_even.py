@@ -13,24 +13,24 @@ from surefoot.finops.simulate import simulate
 from surefoot.finops.tornado import with_gap
 from surefoot.finops.units import HOUR_S
 
-LEAST_GAP_S = 120.0
-RUNS = 32
-PIECE_S = 12 * HOUR_S
+LEAST_GAP_S = 180.0
+RUNS = 16
+PIECE_S = 8 * HOUR_S
 """Of the job: enough to see the rate, quick enough to try a dozen of them."""
 
 
 def break_even_gap_s(request: Request, scheme: Scheme, on_demand_usd: float) -> float:
-    """Mean time between evictions below which on-demand is cheaper; bisection to 3 %.
+    """Mean time between evictions below which on-demand is cheaper; bisection to 5 %.
 
     Simulated: at such rates losses overlap, which the closed form does not see. 0 when spot is cheaper even with an
-    eviction every two minutes, infinite when it never is.
+    eviction each three minutes, infinite when it never is.
     """
     low, high = LEAST_GAP_S, max(request.hazard.mean_gap_s, 10.0 * HOUR_S) * 100.0
     if not _pays(request, scheme, on_demand_usd, high):
         return inf
     if _pays(request, scheme, on_demand_usd, low):
         return 0.0
-    while high / low > 1.03:
+    while high / low > 1.05:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if _pays(request, scheme, on_demand_usd, middle) else (middle, high)
     return high

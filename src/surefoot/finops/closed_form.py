@@ -198,10 +198,13 @@ def _recovery(job: Job, timing: Timing, k: int, redo_s: float, load_s: float) ->
 
 
 def _nodes_while_loading(job: Job, timing: Timing, hazard: Hazard) -> float:
-    """Mean number of nodes billed during a load: fewer while the job goes on without the lost ones."""
+    """Mean number of nodes billed during a load: fewer until the lost ones are replaced."""
     if not timing.shrink:
         return float(job.nodes)
-    return sum(share * max(0, job.nodes - max(0, k - timing.standby)) for k, share in hazard.sizes.items())
+    alone_s = max(0.0, timing.replacement_s - timing.restart_s)
+    alone = min(1.0, alone_s / timing.load_s) if timing.load_s else 0.0
+    missing = sum(share * min(job.nodes, max(0, k - timing.standby)) for k, share in hazard.sizes.items())
+    return job.nodes - alone * missing
 
 
 def _hot_loss(timing: Timing, gap_s: float, lag_s: float) -> tuple[float, float]:

@@ -67,7 +67,7 @@ document.querySelectorAll("table.sortable").forEach(function(table){
 
 def plan_page(plan: Plan) -> str:
     """The page. Everything a browser needs is in the returned text."""
-    data = json.dumps(plan_json(plan), allow_nan=False).replace("</", "<\\/")
+    data = json.dumps(plan_json(plan), allow_nan=False).replace("<", "\\u003c")
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"/>',

@@ -97,8 +97,26 @@ class Plan:
 SLOW_RESTART_S = 600.0
 
 
-def make_plan(request: Request) -> Plan:
-    """Every scheme by both engines, every kind of capacity, the recommendation and its reasons."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every scheme by both engines, and what follows from that alone."""
+
+    request: Request
+    schemes: tuple[SchemeResult, ...]
+    on_demand_goodput: float
+    on_demand_usd: float
+    stable: Timing
+    """The scheme of nodes that only fail."""
+    advice: advising.Advice
+    cautions: tuple[warning.Caution, ...]
+
+    @property
+    def best(self) -> SchemeResult:
+        return result_named(self.schemes, self.advice.scheme)
+
+
+def compare(request: Request) -> Comparison:
+    """The schemes side by side, the recommendation and the warnings."""
     baseline = by_name(request.schemes, request.baseline)
     stable = _stable_timing(request, baseline)
     counterfactual = on_demand_usd(request, stable)
@@ -106,29 +124,38 @@ def make_plan(request: Request) -> Plan:
     results = tuple(run_scheme(request, scheme, counterfactual, baseline_usd) for scheme in request.schemes)
     goodput = on_demand_goodput(request, stable)
     advised = advising.recommend(request, results, goodput)
-    best = result_named(results, advised.scheme)
+    cautions = tuple(warning.cautions(request, results, advised))
+    return Comparison(request, results, goodput, counterfactual, stable, advised, cautions)
+
+
+def make_plan(request: Request) -> Plan:
+    """The comparison, every kind of capacity, and what the answer hangs on."""
+    compared = compare(request)
+    best, stable = compared.best, compared.stable
     mixed, note = _mix(request, best, stable)
     capacity = _capacity(request, best, stable, mixed)
     offer = availability(request)
+    baseline = result_named(compared.schemes, request.baseline)
     return Plan(
         request=request,
-        schemes=results,
+        schemes=compared.schemes,
         capacity=capacity,
-        on_demand_goodput=goodput,
-        on_demand_usd=counterfactual,
-        advice=advised,
-        cautions=tuple(warning.cautions(request, results, advised)),
+        on_demand_goodput=compared.on_demand_goodput,
+        on_demand_usd=compared.on_demand_usd,
+        advice=compared.advice,
+        cautions=compared.cautions,
         window=advising.window(request, best.scheme),
         traps=tuple(warning.traps(request, best)),
         bars=tuple(tornado.bars(request, best.scheme)),
-        points=_points(results, capacity),
+        points=_points(compared.schemes, capacity),
         mix=mixed,
         mix_note=note,
         trials=tuple(policy_trials(request, offer, best.timing.restart_s)),
         slow_trials=tuple(policy_trials(request, offer, SLOW_RESTART_S)),
-        months=_months(request, best, goodput, result_named(results, request.baseline).paid_goodput),
+        months=_months(request, best, compared.on_demand_goodput, baseline.paid_goodput),
         break_even=BreakEven(
-            break_even_gap_s(request, best.scheme, counterfactual), break_even_gap_s(request, baseline, counterfactual)
+            break_even_gap_s(request, best.scheme, compared.on_demand_usd),
+            break_even_gap_s(request, baseline.scheme, compared.on_demand_usd),
         ),
     )
 

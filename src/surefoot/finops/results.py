@@ -16,7 +16,7 @@ from surefoot.finops.schemes import Scheme, bucket_s, timing_of
 from surefoot.finops.simulate import Runs, simulate
 from surefoot.finops.transfer import MoveRates, move_rates
 
-HORIZON_TIMES = 40.0
+HORIZON_TIMES = 12.0
 """A run that takes this many times its work is cut: the scheme does not get there."""
 
 

@@ -33,6 +33,8 @@ class Runs:
 
     wall_s: Floats
     node_s: dict[Phase, Floats]
+    paid_node_s: Floats
+    """Nodes that were there, standby included, integrated over the wall time: what a bill counts."""
     events: Ints
     lost_work_s: Floats
     lost_steps: Floats
@@ -117,6 +119,8 @@ class _Fleet:
     live: Bools
     node_s: Floats
     """Billed node-seconds, a row a phase."""
+    paid: Floats
+    """Billed node-seconds, counted on their own."""
     events: Ints
     lost_work: Floats
     lost_steps: Floats
@@ -160,6 +164,7 @@ class _Fleet:
             load=zeros(),
             live=np.ones(runs, dtype=np.bool_),
             node_s=np.zeros((len(PHASES), runs)),
+            paid=zeros(),
             events=np.zeros(runs, dtype=np.int64),
             lost_work=zeros(),
             lost_steps=zeros(),
@@ -214,6 +219,7 @@ class _Fleet:
 
     def _bill(self, step: Floats, usable: Ints, training: Bools, loading: Bools, speed: Floats) -> None:
         billed = step * self.present
+        self.paid += billed + step * self.timing.standby
         full = step * speed * self.job.nodes
         self._add(Phase.USEFUL, np.where(training, full, 0.0))
         self._add(Phase.ELASTIC_SLICE_DOWN, np.where(training, billed - full, 0.0))
@@ -227,6 +233,7 @@ class _Fleet:
     def _pause(self, who: Bools, seconds: Floats, phase: Phase, node_s: Floats) -> None:
         """Wall time in which nothing is evicted."""
         self.wall += np.where(who, seconds, 0.0)
+        self.paid += np.where(who, seconds * (self.present + self.timing.standby), 0.0)
         self._add(phase, np.where(who, node_s, 0.0))
         self._add(Phase.STANDBY, np.where(who, seconds * self.timing.standby, 0.0))
 
@@ -336,6 +343,7 @@ class _Fleet:
         return Runs(
             wall_s=self.wall,
             node_s={phase: self.node_s[index] for index, phase in enumerate(PHASES)},
+            paid_node_s=self.paid,
             events=self.events,
             lost_work_s=self.lost_work,
             lost_steps=np.maximum(self.lost_steps, 0.0),

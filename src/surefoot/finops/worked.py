@@ -66,7 +66,8 @@ def _answer(plan: Plan) -> str:
     return f"""## The answer
 
 **{show_usd(best.cost_usd)} USD and {hours:.1f} h with {best.scheme.title}** (p95 {show_usd(best.cost.p95)} USD and
-{best.wall_s.p95 / HOUR_S:.1f} h), against {show_usd(plan.on_demand_usd)} USD on demand. Net {show_share(saving.net, 2)}:
+{best.wall_s.p95 / HOUR_S:.1f} h), against {show_usd(plan.on_demand_usd)} USD on demand.
+Net {show_share(saving.net, 2)}:
 {show_share(saving.price, 2)} is the price, which any spot user has with `{plan.request.baseline}`;
 {show_share(saving.scheme, 2)} is the scheme. Warm standby nodes: {advice.standby}. An emergency needs
 {plan.window.needed_s:.2f} s of the {plan.window.window_s:.0f} s window.
