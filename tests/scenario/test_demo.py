@@ -77,16 +77,18 @@ def test_the_same_script_passes_once_the_generator_is_registered(places: Path) -
     assert {path.suffix for path in result.log.parent.iterdir()} == {".jsonl", ".out"}
 
 
-def test_an_interrupted_demo_leaves_nothing(places: Path) -> None:
-    """Ctrl-C while training: no process, no memory, no store, no file is left."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(places: Path, number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM while training, twice as by the impatient: no process, memory, store or file is left."""
     command = [sys.executable, "-m", "surefoot.cli.main", "demo", "--json"]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     # Its agent serves: the store is up, and trainers are on their way.
     while not list((places / "m").glob("*/*/agent.sock")):
         assert demo.poll() is None
-    demo.send_signal(signal.SIGINT)
+    demo.send_signal(number)
+    demo.send_signal(number)
     out, _ = demo.communicate(timeout=120)
-    assert demo.returncode != 0
+    assert demo.returncode == 128 + number
     assert out == b""
     assert _started_beside(places) == []
     assert list((places / "m").iterdir()) == []

@@ -19,6 +19,8 @@ from surefoot.scenario.engine import View
 from surefoot.scenario.events import Event, Strike
 from surefoot.scenario.verdict import Recovery
 
+_LEAVE_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
@@ -35,7 +37,7 @@ def demo(
     keep: Annotated[bool, typer.Option(help="Keep the runs and the events too, not only the log.")] = False,
 ) -> None:
     """Train a small model, evict it, kill a worker, the agent, everything; compare with undisturbed training."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _LEAVE_ON:
         signal.signal(number, _leave)
     config = DemoConfig(seed=seed, steps=steps, ranks=ranks, store=store, keep=keep)
     with _Screen(config, quiet=as_json) as screen:
@@ -48,7 +50,9 @@ def demo(
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    # An ordinary way out, so that nothing is left behind.
+    # An ordinary way out, so that nothing is left behind; a second signal must not cut it short.
+    for other in _LEAVE_ON:
+        signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
