@@ -1,7 +1,7 @@
 """Where a run lives on this machine: its lock, and the private directory with socket, board and segments.
 
     <base>/surefoot-<euid>-<run>.lock        held by the run's agent; its text says who and where
-    <base>/surefoot-<euid>-<run>-<nonce>/    0700: agent.sock, board, *.seg, rank locks
+    <base>/surefoot-<euid>-<run>-<nonce>/    0700: agent.sock, board, *.seg, in-use
 
 The lock's name is made of user and run alone, so a second launch meets it. `flock` says whether the holder lives;
 pids do not. The directory's name has a nonce: nobody can be waiting under it.
@@ -25,6 +25,9 @@ BASE_VARIABLE = "SUREFOOT_SHM"
 """Environment variable that names another base directory than /dev/shm; it must be in memory to be quick."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - entries are private: own user, 0700 or 0600, never followed
 _SOCKET_PATH_BYTES = 107
+_IN_USE = "in-use"
+_LAUNCH_NOTES = "launch"
+"""Stands where a run's identity stands in the names of the files by which processes of one launch find their agent."""
 
 
 def base_directory() -> Path:
@@ -72,7 +75,7 @@ class Home:
             RunBusyError: another agent holds it; `holder` tells what is known of it.
         """
         lock = _lock_path(run)
-        fd = _open_lock(lock)
+        fd = open_private(lock)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -134,7 +137,7 @@ def find_runs() -> list[Found]:
     runs: dict[str, None] = {}
     for path in sorted(base_directory().glob(f"{prefix}*")):
         run = path.name[len(prefix) :].removesuffix(".lock").split("-")[0]
-        if run:
+        if run and run != _LAUNCH_NOTES:
             runs[run] = None
     return [_found(run) for run in runs]
 
@@ -145,19 +148,46 @@ def clean_run(found: Found) -> int:
     Raises:
         RunBusyError: it lives.
     """
-    fd = _open_lock(found.lock)
+    fd = open_private(found.lock)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunBusyError(_busy(found.run, _read_info(fd))) from None
+        for directory in found.directories:
+            _refuse_if_in_use(found.run, directory)
         freed = sum(path.stat().st_blocks * 512 for directory in found.directories for path in directory.iterdir())
         for directory in found.directories:
             shutil.rmtree(directory)
         # Unlinked under the lock: whoever opens the name from now on makes a new file, and whoever holds the old
-        # one sees that its name is gone (see `_open_lock`).
+        # one sees that its name is gone (see `open_private`).
         found.lock.unlink(missing_ok=True)
         return freed
+    finally:
+        os.close(fd)
+
+
+class Use:
+    """A trainer's hold on the run's memory: while its agent is being replaced, nobody has the run's lock."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = open_private(directory / _IN_USE)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        # A forked child that kept its copy would hold the memory too.
+        os.register_at_fork(after_in_child=self.close)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _refuse_if_in_use(run: str, directory: Path) -> None:
+    fd = open_private(directory / _IN_USE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunBusyError(f"run {run} is being trained on this machine, while its agent is being replaced") from None
     finally:
         os.close(fd)
 
@@ -171,7 +201,7 @@ def _found(run: str) -> Found:
     lock = _lock_path(run)
     alive, info = False, {}
     if lock.exists():
-        fd = _open_lock(lock)
+        fd = open_private(lock)
         try:
             info = _read_info(fd)
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -186,7 +216,12 @@ def _lock_path(run: str) -> Path:
     return base_directory() / f"surefoot-{os.geteuid()}-{run}.lock"
 
 
-def _open_lock(path: Path) -> int:
+def open_private(path: Path) -> int:
+    """Open a file of this user's alone, making it if need be; never one whose name is gone.
+
+    Raises:
+        AgentError: it is another user's.
+    """
     while True:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         info = os.fstat(fd)

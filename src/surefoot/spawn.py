@@ -19,7 +19,7 @@ from surefoot import errors
 from surefoot.agent_config import AgentConfig
 from surefoot.clock import boot_s
 from surefoot.errors import AgentError
-from surefoot.home import base_directory
+from surefoot.home import base_directory, open_private
 from surefoot.wire import connect
 
 READY_WITHIN_S = 180.0
@@ -86,11 +86,14 @@ def launch_key(owner_pid: int, uri: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        if os.fstat(fd).st_uid != os.geteuid():
-            raise AgentError(f"{path} belongs to another user: remove it")
+    while True:
+        fd = open_private(path)
         fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            break
+        # Removed while it was waited for: whoever comes next would lock another file.
+        os.close(fd)
+    try:
         yield fd
     finally:
         os.close(fd)

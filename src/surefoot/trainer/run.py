@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,14 +24,15 @@ from surefoot.core.layout import StepId
 from surefoot.core.plan import Leaf, Plan, Report
 from surefoot.errors import ConfigError, CorruptError, SurefootError, UsageError
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, SUPERSEDED, Evicted
+from surefoot.home import Use
 from surefoot.segment import open_segment
 from surefoot.spawn import find_or_spawn, launch_key
 from surefoot.trainer import rng
 from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
 from surefoot.trainer.client import AgentClient, Refused
-from surefoot.trainer.data import Position
+from surefoot.trainer.data import Position, shield
 from surefoot.trainer.flatten import Flat, Flattener, dtype_name
-from surefoot.trainer.objects import Kept, KeptModule, keep
+from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep
 from surefoot.trainer.place import (
     AGENT_VARIABLE,
     check_platform,
@@ -47,6 +49,10 @@ from surefoot.wire import Body
 _SLOT_LOOK_S = 0.0005
 _SAMPLE_EVERY_S = 1.0
 _open_runs: set[str] = set()
+_ALONE_AFTER_S = 5.0
+"""All ranks finished the step that one wants to save, and some have not asked for it within this: they will not."""
+_NEVER_BEHIND = 1 << 62
+"""SEALED of a rank that has left: nobody waits for it any more."""
 
 
 class Run:
@@ -88,7 +94,6 @@ class Run:
         self._opened = False
         self._finished = 0
         self._complete = False
-        self._in_step = False
         self._session: _Session | None = None
         self._saves: list[_Save] = []
 
@@ -105,8 +110,16 @@ class Run:
             return
         if kind is None and not self._complete:
             self._session.take_leftover_saves(self._saves)
-        self._session.close(clean=kind is None, finished=self._complete, step=self._finished)
-        self._session = None
+        self._close(clean=kind is None)
+
+    def close(self) -> None:
+        """Leave the run; for scripts that do not use `with`. A step that is not finished is not kept."""
+        if self._session is not None:
+            self._close(clean=True)
+
+    def _close(self, *, clean: bool) -> None:
+        session, self._session = self._need_session(), None
+        session.close(clean=clean, finished=self._complete, step=self._finished)
 
     def restore(self) -> int:
         """Open the run and load the newest good checkpoint, if there is one.
@@ -138,22 +151,20 @@ class Run:
         """
         self.restore()
         while self._finished < total:
-            self._in_step = True
+            self._complete = False
             yield self._finished
-            self._in_step = False
             self._boundary(last=self._finished + 1 >= total)
         self._end()
 
     def batches(self, loader: Any, total: int) -> Iterator[tuple[int, Any]]:
         """Like `steps`, with one batch of `loader` each, going on at the batch after the last one consumed."""
         self.restore()
-        session = self._need_session()
+        # Asked for in any case: loaders without a name are told apart by the order of the loops.
+        position = self._need_session().position_of(loader)
         if self._finished < total:
-            position = session.position_of(loader)
+            self._complete = False
             for batch in position.batches():
-                self._in_step = True
                 yield self._finished, batch
-                self._in_step = False
                 position.step_done()
                 self._boundary(last=self._finished + 1 >= total)
                 if self._finished >= total:
@@ -178,7 +189,12 @@ class Run:
             metrics: numbers or words to find it by; plain JSON.
         """
         self._need_session()
-        compact(dict(metrics or {}))
+        try:
+            compact(dict(metrics or {}))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"save(metrics=…): {error}; give plain finite numbers and words (tensor.item())"
+            ) from error
         self._saves.append(_Save(tag, wait, dict(metrics or {})))
 
     @property
@@ -269,6 +285,7 @@ class _Session:
         self._last_boundary_s = boot_s()
         self._images: list[tuple[Body, list[int]]] = []
         self._base_image: StepId | None = None
+        self._habits_checked = False
 
     # ------------------------------------------------------------------ opening
 
@@ -277,15 +294,18 @@ class _Session:
         run = self._run
         self._ranks = find_ranks()
         self._uri = find_uri(run._to)
-        if self._uri in _open_runs:
-            raise UsageError(f"{self._uri} is already open in this process: leave its `with` block, or close it, first")
+        self._open_key = self._uri if "://" in self._uri else os.path.realpath(self._uri)
+        if self._open_key in _open_runs:
+            raise UsageError(
+                f"{self._uri} is already open in this process: leave its `with` block, or call its close(), first"
+            )
         self._register()
         self._connect()
-        _open_runs.add(self._uri)
+        _open_runs.add(self._open_key)
         try:
             return self._begin()
         except BaseException:
-            _open_runs.discard(self._uri)
+            _open_runs.discard(self._open_key)
             self._signals.remove()
             self._client.close()
             raise
@@ -293,13 +313,15 @@ class _Session:
     def _register(self) -> None:
         run = self._run
         for name, value in run._objects.items():
+            shield(value)
             if isinstance(value, DataLoader) and not hasattr(value, "load_state_dict"):
                 self._loaders[name] = value
             else:
                 self._kept[name] = keep(name, value, run.state, self._parameter_names)
-        for name, value in run.state.items():
+        for name in run.state:
             if name not in self._kept:
-                self._kept[name] = keep(name, value, run.state, self._parameter_names)
+                self._kept[name] = KeptEntry(name, run.state, self._parameter_names)
+        self._state_names = set(run.state)
         # Refused now, by path, and not hours later.
         self._flatten()
 
@@ -334,7 +356,8 @@ class _Session:
             raise refused.exit(0) from None
         for fd in fds:
             os.close(fd)
-        self.board = Board.open(answer["board"])
+        self.board = Board.open(Path(answer["board"]))
+        self._use = Use(self.board.path.parent)
         self.generation = int(answer["generation"])
         self._set(RankWord.INCARNATION, self._incarnation)
         self._set(RankWord.PID, os.getpid())
@@ -424,6 +447,7 @@ class _Session:
         now_s = boot_s()
         self._step_s = now_s - self._last_boundary_s
         self._set(RankWord.FINISHED, step + 1)
+        self._check_habits()
         flat = self._flatten()
         self._drift = self._stager is not None and flat.signature() != self._signature
         agreed = self._agreement.settle(self._vector)
@@ -442,6 +466,21 @@ class _Session:
             self._leave_evicted(step)
         self._phase(Phase.TRAINING)
 
+    def _check_habits(self) -> None:
+        """Say once, at the first step, what looks kept and is not."""
+        if self._habits_checked:
+            return
+        self._habits_checked = True
+        for name in self._loaders:
+            if name not in self._positions:
+                self._event(
+                    "warning",
+                    what=f"{name} is registered, but this step's batch did not come from run.batches({name}, …): "
+                    "its position is not kept while it is iterated otherwise",
+                )
+        for name in set(self._run.state) - self._state_names:
+            self._event("warning", what=f"run.state[{name!r}] was added after the run was opened: it is not kept")
+
     def _vector(self) -> Vector:
         board = self.board
         stager = self._stager
@@ -456,8 +495,8 @@ class _Session:
 
     def _take(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[_Save], *, last: bool, must: bool) -> None:
         record = self._record(step, flat, todo, saves, last)
-        replan = todo.replan or (must and self._any_drift(record))
-        if replan:
+        drift = self._any_drift(step, record) if must else False
+        if todo.replan or drift:
             self._plan(flat, len(record))
         stager = self._stager
         assert stager is not None
@@ -513,13 +552,17 @@ class _Session:
                 self._client.tell({"op": "need_slot"})
             time.sleep(_SLOT_LOOK_S)
 
-    def _any_drift(self, record: bytes) -> bool:
-        """Before an image that must be whole: does any rank have to plan again first?"""
+    def _any_drift(self, step: int, record: bytes) -> bool:
+        """Before an image that must be whole: does any rank have to plan again first?
+
+        Raises:
+            UsageError: other ranks do not take this image at all.
+        """
         stager = self._stager
         drift = stager is None or self._drift or len(record) > stager.segment.geometry.record_capacity
         if self._ranks.world_size == 1:
             return drift
-        answer, _fds = self._client.request({"op": "check", "drift": drift})
+        answer, _fds = self._client.request({"op": "check", "drift": drift}, give_up=_Alone(self, step).why)
         return bool(answer["replan"])
 
     def _plan(self, flat: Flat, record_bytes: int) -> None:
@@ -562,7 +605,8 @@ class _Session:
                 "tag": next((save.tag for save in saves if save.tag is not None), None),
                 "metrics": metrics,
                 "values": flat.values,
-                "positions": {name: position.state() for name, position in self._positions.items()},
+                "positions": self._resumed_positions
+                | {name: position.state() for name, position in self._positions.items()},
                 "rng": rng.capture(),
             }
         )
@@ -591,6 +635,7 @@ class _Session:
     def close(self, *, clean: bool, finished: bool, step: int) -> None:
         if clean:
             self._agreement.leave()
+        self._set(RankWord.SEALED, _NEVER_BEHIND)
         self._goodbye(step, finished=finished, wait_safe=False, failed=not clean)
         self._end()
 
@@ -619,7 +664,8 @@ class _Session:
     def _end(self) -> None:
         self._signals.remove()
         self._client.close()
-        _open_runs.discard(self._uri)
+        self._use.close()
+        _open_runs.discard(self._open_key)
 
     # ------------------------------------------------------------------ called by the watcher thread
 
@@ -706,6 +752,37 @@ class _Session:
 
     def _phase(self, phase: Phase) -> None:
         self._set(RankWord.PHASE, phase)
+
+
+class _Alone:
+    """Whether a rank waits in vain for the others to take the image that it takes."""
+
+    def __init__(self, session: _Session, step: int) -> None:
+        self._board = session.board
+        ranks = session._ranks
+        self._rank = ranks.rank
+        self._others = [rank for rank in range(ranks.local_world_size) if rank != ranks.local_rank]
+        self._step = step
+        self._all_here_s: float | None = None
+
+    def why(self) -> str | None:
+        """What to tell the user; None as long as the others may still come."""
+        past = [rank for rank in self._others if self._word(rank, RankWord.SEALED) > self._step]
+        past += [rank for rank in self._others if self._word(rank, RankWord.FINISHED) > self._step + 1]
+        here = all(self._word(rank, RankWord.FINISHED) > self._step for rank in self._others)
+        if here and self._all_here_s is None:
+            self._all_here_s = boot_s()
+        waited = self._all_here_s is not None and boot_s() - self._all_here_s > _ALONE_AFTER_S
+        if not past and not waited:
+            return None
+        who = f"rank(s) {sorted(set(past))}" if past else "some other rank"
+        return (
+            f"rank {self._rank} makes a checkpoint of step {self._step} (save(), or the last step), and {who} does not: "
+            "call save() on every rank, and give every rank the same total"
+        )
+
+    def _word(self, rank: int, word: RankWord) -> int:
+        return self._board.rank(rank, word)
 
 
 signal_byte = b"\x0f"
