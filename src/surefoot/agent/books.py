@@ -24,7 +24,7 @@ from surefoot.core.layout import (
 )
 from surefoot.core.manifest import Generation, Manifest, RunRecord, Shard, is_tombstone, tombstone_bytes
 from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError
+from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError, TierError
 from surefoot.tiers.base import Tier
 
 _READS_AT_ONCE = 16
@@ -86,16 +86,27 @@ class Books:
             await self._read_generation(number)
         return self._generations[number]
 
-    def check_records(self, generations: Mapping[int, Generation], steps: Iterable[StepId]) -> None:
+    async def check_records(self, generations: Mapping[int, Generation], steps: Iterable[StepId]) -> None:
         """Every step's generation must have its record: a number that is given again would revive what it abandoned.
 
         Raises:
             CorruptError: the record of a generation that saved something is missing.
+            TierError: it is there, but was not listed.
         """
         newest = max(generations, default=0)
-        for at in steps:
-            if at.generation > newest:
-                raise self._lost_record(newest + 1, f"step {at} is")
+        lost = next((at for at in steps if at.generation > newest), None)
+        if lost is None:
+            return
+        if await self.newer_generation(newest) is not None:
+            raise self.incomplete(generation_key(newest + 1))
+        raise self._lost_record(newest + 1, f"step {lost} is")
+
+    def incomplete(self, key: str) -> TierError:
+        """The tier does not list what is there, so nothing may be decided by its listings."""
+        return TierError(
+            f"{self.tier.uri} does not list {key}, though it is there: its listings are not complete; check the store, "
+            "or the mount, and try again"
+        )
 
     def _lost_record(self, number: int, later: str) -> CorruptError:
         return CorruptError(

@@ -11,7 +11,7 @@ from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_pre
 from surefoot.core.lineage import cuts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
-from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierError, TierFullError
+from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierFullError
 from surefoot.tiers.base import Tier
 
 _TRUST_S = 5.0
@@ -161,5 +161,5 @@ class Keeper:
         if newer is not None and newer.launch != current.launch:
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
         if newer is not None:
-            raise TierError(f"{self._books.tier.uri} does not list {newer.key}, though it is there")
+            raise self._books.incomplete(newer.key)
         self._read_s = boot_s()

@@ -132,7 +132,8 @@ class Pipeline:
         try:
             await self._books.tier.put(shard.ack, shard.ack_bytes())
         except TierFullError:
-            # Certainly not acknowledged, so nobody can believe in it; it must not take the room that is missing.
+            # It must not take the room that is missing. First the name by which others could believe in it.
+            await self._books.tier.delete([shard.ack])
             await self._books.tier.delete([shard.key])
             raise
         shipped[part.segment.rank] = shard

@@ -114,10 +114,7 @@ class Starter:
             if max(generations, default=0) >= taken:
                 return generations
             if boot_s() > end_s:
-                raise TierError(
-                    f"{self._books.tier.uri} does not list {generation_key(taken)}, though it is there: its listings "
-                    "are not complete; check the store, or the mount, and try again"
-                )
+                raise self._books.incomplete(generation_key(taken))
             await asyncio.sleep(_LISTED_LOOK_S)
 
     async def _finish_commits(self, generations: Mapping[int, Generation], chain: Cuts) -> list[StepId]:
@@ -127,7 +124,7 @@ class Starter:
         """
         committed = set(await self._books.commits())
         pieces = await self._books.pieces()
-        self._books.check_records(generations, [*committed, *pieces])
+        await self._books.check_records(generations, [*committed, *pieces])
         for at in sorted(set(pieces) - committed):
             if counts(at, chain) and await self._finish_commit(at, pieces[at]):
                 committed.add(at)
