@@ -171,14 +171,17 @@ def test_an_unexpected_end_is_told_with_what_was_printed(memory: Path, tmp_path:
 
 
 def test_a_looker_on_sees_steps_phases_and_events(memory: Path, tmp_path: Path) -> None:
-    """Views show growing steps, real phases, and each strike once it happened."""
+    """Views show growing steps, real phases of those who live, and each strike once it happened."""
     views: list[View] = []
     events = [Event(kind=Kind.KILL_AGENT, phase="idle", step=100)]
     Scenario([_node(memory, tmp_path)], events, num_ranks=_RANKS, look_on=views.append).run()
     steps = [view.step for view in views]
     assert steps == sorted(steps)
     assert steps[-1] > 100
-    assert {phase for view in views for phase in view.trainers} & set(_TRAINER_PHASES)
+    phases = {phase for view in views for phase in view.trainers}
+    assert phases & set(_TRAINER_PHASES)
+    assert phases <= {"gone", "starting", "restoring", *_TRAINER_PHASES}
+    assert {view.agent for view in views} <= {"gone", *AGENT_PHASES}
     assert [len(view.strikes) for view in views] == sorted(len(view.strikes) for view in views)
     assert views[-1].strikes[0].event == events[0]
     assert {view.next_event for view in views} == {events[0], None}

@@ -26,6 +26,7 @@ _FAR_LOOK_S = 0.005
 _NEAR_LOOK_S = 0.00002
 _DUMP_S = 3.0
 LINGER_S = 15.0
+_GONE = "gone"
 _BEFORE_THE_FIRST_STEP = ("starting", "restoring")
 
 
@@ -35,7 +36,7 @@ class View:
 
     step: int
     trainers: tuple[str, ...]
-    """Phase of each local rank of the first node."""
+    """Phase of each local rank of the first node, or "gone"."""
     agent: str
     durable: int | None
     """Newest committed step."""
@@ -252,8 +253,10 @@ class Scenario:
         self._look_on(
             View(
                 step=job.finished(),
-                trainers=tuple(job.trainer_phase(rank) for rank in range(self._num_ranks)),
-                agent=job.agent_phase(),
+                trainers=tuple(
+                    job.trainer_phase(rank) if job.trainer_pid(rank) else _GONE for rank in range(self._num_ranks)
+                ),
+                agent=job.agent_phase() if job.agent_pid() else _GONE,
                 durable=committed - 1 if committed else None,
                 durable_age_s=boot_s() - staged_ns / 1e9 if staged_ns else None,
                 strikes=tuple(self._strikes),
