@@ -113,8 +113,11 @@ class Trainer:
         self._send(self._newest)
         if not wait or trigger is None:
             return {"slot": slot}
-        answer, _fds = self._ask({"op": "wait", "step": step, "generation": self._generation})
-        return answer
+        return self.wait(step)
+
+    def wait(self, step: int) -> Any:
+        """Wait until a step is committed or given up."""
+        return self._ask({"op": "wait", "step": step, "generation": self._generation})[0]
 
     def ensure(self, step: int) -> Any:
         return self._ask({"op": "ensure", "step": step})[0]
@@ -299,6 +302,7 @@ def main(commands: socket.socket) -> int:
     does: dict[str, Callable[..., Any]] = {
         "open": trainer.open,
         "save": trainer.save,
+        "wait": trainer.wait,
         "ensure": trainer.ensure,
         "bye": trainer.bye,
         "reconnect": trainer.reconnect,

@@ -245,6 +245,10 @@ class Machine:
     def answers(self) -> list[dict[str, Any]]:
         return [trainer.answer() for trainer in self.trainers]
 
+    def answers_left(self, from_rank: int) -> list[dict[str, Any]]:
+        """The other ranks' answers, where some were taken already."""
+        return [trainer.answer() for trainer in self.trainers[from_rank:]]
+
     def do_all(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
         self.tell_all(do, **arguments)
         return self.answers()

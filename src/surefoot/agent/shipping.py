@@ -27,6 +27,7 @@ _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _RETENTION_EVERY_S = 5.0
+_OUTCOMES_KEPT = 32
 _ENSURE_S = 60.0
 """Given to all ranks to seal the last step, when nothing is being shipped."""
 
@@ -78,6 +79,8 @@ class Shipper:
         self._deliveries: list[Delivery] = []
         self._running: tuple[Delivery, asyncio.Task[None]] | None = None
         self._wake = asyncio.Event()
+        self._outcomes: dict[StepId, str | None] = {}
+        """How the last deliveries ended, for who asks late."""
         self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
         self._periodic = asyncio.Event()
         self._due_s = 0.0
@@ -138,6 +141,9 @@ class Shipper:
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         if self._situation.committed == at:
             future.set_result(None)
+        elif not self.delivering(at):
+            # Nobody is at work on it any more, so nobody would ever answer.
+            future.set_result(self._outcomes.get(at, f"step {at.step} is not being saved"))
         else:
             self._waiters.setdefault(at, []).append(future)
         return future
@@ -411,6 +417,9 @@ class Shipper:
         return [*running, *self._deliveries]
 
     def _resolve(self, at: StepId, outcome: str | None) -> None:
+        self._outcomes[at] = outcome
+        for old in list(self._outcomes)[:-_OUTCOMES_KEPT]:
+            del self._outcomes[old]
         for future in self._waiters.pop(at, []):
             if not future.done():
                 future.set_result(outcome)

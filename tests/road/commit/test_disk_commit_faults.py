@@ -8,7 +8,7 @@ from pathlib import Path
 import evidence
 import pytest
 from machines import Machine, Nursery
-from one_save import check_and_go_on, save_under
+from one_save import RANKS, check_and_go_on, save_under
 
 
 def _machine(nursery: Nursery, directory: Path, name: str) -> Machine:
@@ -61,6 +61,46 @@ def test_an_agent_that_dies_in_a_save_leaves_whole_checkpoints_only(
     assert steps == sorted(steps), "a later death saved less"
     assert steps[0] == 1
     assert steps[-1] == 2
+
+
+def _die_at(nursery: Nursery, directory: Path, number: int) -> Machine:
+    """A machine whose agent died at a call of the second save, but for the trainers that wait for it."""
+    directory.mkdir()
+    arm = directory / "arm"
+    place = _machine(nursery, directory, "here")
+    answer = save_under(place, arm, {"kind": "die", "number": number, "done": True, "arm": str(arm)})
+    assert answer == {"lost": True}
+    place.answers_left(1)
+    assert place.agent is not None
+    assert place.agent.exit_code() == 9
+    return place
+
+
+POINTS = range(2, 36, 9)
+
+
+@pytest.mark.parametrize("number", POINTS)
+def test_a_launch_whose_agent_is_replaced_gets_its_save(nursery: Nursery, tmp_path: Path, number: int) -> None:
+    """The agent dies in a save, its successor takes over memory and trainers: the same save is committed, once."""
+    directory = tmp_path / "x"
+    with _die_at(nursery, directory, number) as place:
+        assert place.start_agent().error is None
+        place.do_all("reconnect")
+        assert [answer["ok"] for answer in place.do_all("wait", step=2)] == [True, True]
+        place.saved(3)
+        assert place.finish(3) == 0
+    found = evidence.checkpoints(evidence.of_directory(directory / "run"))
+    assert {(2, 1), (3, 1)} <= set(found)
+    assert {at[1] for at in found} == {1}
+
+
+@pytest.mark.parametrize("number", POINTS)
+def test_memory_that_outlived_its_agent_is_the_newest_source(nursery: Nursery, tmp_path: Path, number: int) -> None:
+    """Agent and trainers die in a save; started again on the same machine they go on from step 2, wherever it lies."""
+    with _die_at(nursery, tmp_path / "x", number) as place:
+        place.kill()
+        assert place.begin(RANKS) == 2
+        place.saved(3)
 
 
 @pytest.mark.campaign

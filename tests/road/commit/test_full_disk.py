@@ -74,6 +74,22 @@ def test_the_final_save_ends_in_an_error_and_not_in_a_hang(machine: MakeMachine,
     assert all("free some space" in answer["error"] for answer in answers)
 
 
+def test_who_asks_late_hears_how_a_save_ended(machine: MakeMachine, tmp_path: Path) -> None:
+    """Saves that failed or succeeded a while ago, and one that never was: every wish to wait is answered."""
+    arm, faults = full(tmp_path)
+    place = machine(tmp_path / "run")
+    place.begin(1, faults)
+    place.saved(1)
+    arm.touch()
+    place.save(2)
+    arm.unlink()
+    place.saved(3)
+    assert place.do_all("wait", step=1)[0]["ok"]
+    assert "free some space" in place.do_all("wait", step=2)[0]["error"]
+    assert place.do_all("wait", step=3)[0]["ok"]
+    assert "not being saved" in place.do_all("wait", step=7)[0]["error"]
+
+
 def test_a_disk_that_stays_full_raises_the_alarm(machine: MakeMachine, tmp_path: Path) -> None:
     """The newest durable checkpoint grows old: the alarm names its step and its age."""
     arm, faults = full(tmp_path)
