@@ -19,7 +19,7 @@ from typing import Any
 
 from surefoot import errors, wire
 from surefoot.clock import boot_s
-from surefoot.errors import AgentError, SurefootError
+from surefoot.errors import AgentError, SurefootError, UsageError
 from surefoot.exits import SUPERSEDED, Evicted, Superseded
 from surefoot.wire import Body
 
@@ -27,6 +27,7 @@ _TICK_S = 0.1
 _RETRY_S = 0.05
 _ANSWER_WITHIN_S = 600.0
 _RESPAWN_AFTER_S = 0.5
+_RESPAWN_EVERY_S = 60.0
 
 
 class Refused(SurefootError):  # noqa: N818 - an answer, not a fault
@@ -87,14 +88,25 @@ class AgentClient:
         self._established = True
         return answer
 
-    def request(self, body: Body, within_s: float | None = _ANSWER_WITHIN_S) -> tuple[Body, list[int]]:
+    def request(
+        self,
+        body: Body,
+        within_s: float | None = _ANSWER_WITHIN_S,
+        give_up: Callable[[], str | None] | None = None,
+    ) -> tuple[Body, list[int]]:
         """Ask and wait for the answer; asked again if the agent is replaced meanwhile.
+
+        Args:
+            body: the question.
+            within_s: bound on the wait; None for none.
+            give_up: asked now and then while there is no answer; what it says ends the wait.
 
         Raises:
             SurefootError: the agent's own error, of its own kind.
             AgentError: no answer in time.
+            UsageError: what `give_up` said.
         """
-        return self._ask(body, [], within_s)
+        return self._ask(body, [], None if give_up is not None else within_s, give_up)
 
     def tell(self, body: Body) -> None:
         """Send without waiting. Lost if no agent is there: what matters is told again on reconnection."""
@@ -119,14 +131,16 @@ class AgentClient:
 
     # ------------------------------------------------------------------ requests
 
-    def _ask(self, body: Body, fds: list[int], within_s: float | None) -> tuple[Body, list[int]]:
+    def _ask(
+        self, body: Body, fds: list[int], within_s: float | None, give_up: Callable[[], str | None] | None = None
+    ) -> tuple[Body, list[int]]:
         number = next(self._numbers)
         answers: queue.SimpleQueue[tuple[Body, list[int]]] = queue.SimpleQueue()
         request = {**body, "id": number}
         self._pending[number] = (request, answers)
         try:
             self._send_request(request, fds)
-            answer, answer_fds = answers.get(timeout=within_s)
+            answer, answer_fds = answers.get(timeout=within_s) if give_up is None else _until(give_up, answers)
         except queue.Empty:
             raise AgentError(f"the agent did not answer {body.get('op', 'hello')!r} within {within_s} s") from None
         finally:
@@ -179,7 +193,7 @@ class AgentClient:
     def _reconnect(self) -> None:
         """Find the agent that replaces the lost one. Training goes on meanwhile."""
         lost_s = boot_s()
-        respawned = False
+        respawn_at_s = lost_s + _RESPAWN_AFTER_S
         said = False
         while not self._closing.is_set():
             self._on_tick(b"")
@@ -189,9 +203,10 @@ class AgentClient:
                 sock = None
             if sock is not None and self._greet(sock):
                 return
-            if self._respawn is not None and not respawned and boot_s() - lost_s > _RESPAWN_AFTER_S:
-                respawned = True
+            if self._respawn is not None and boot_s() > respawn_at_s:
                 self._try_respawn()
+                # One that could not start is tried again, ever more seldom.
+                respawn_at_s = boot_s() + min(_RESPAWN_EVERY_S, max(1.0, boot_s() - lost_s))
             if not said and boot_s() - lost_s > 30.0:
                 said = True
                 print("surefoot: the node agent is gone; nothing is saved until it is back", file=sys.stderr)  # noqa: T201
@@ -224,6 +239,18 @@ class AgentClient:
         # Runs in a forked child: its copies of the descriptors go, the parent's stay.
         if self._sock is not None:
             self._sock.close()
+
+
+def _until(
+    give_up: Callable[[], str | None], answers: queue.SimpleQueue[tuple[Body, list[int]]]
+) -> tuple[Body, list[int]]:
+    while True:
+        try:
+            return answers.get(timeout=_TICK_S)
+        except queue.Empty:
+            why = give_up()
+            if why is not None:
+                raise UsageError(why) from None
 
 
 def _raise_if_bad(answer: Body) -> None:

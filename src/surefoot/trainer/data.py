@@ -173,7 +173,12 @@ class Position:
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = iter(self._loader)
+        # Workers that are started here never meet a SIGTERM unshielded: they inherit that it is blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            iterator: Iterator[Any] = iter(self._loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return iterator
 
     def _resume(self) -> Iterator[Any]:

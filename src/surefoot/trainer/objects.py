@@ -199,10 +199,29 @@ class KeptValue:
         self._state = state
 
     def tree(self) -> Any:
-        return self._state[self._name]
+        return _entry(self._state, self._name)
 
     def load(self, tree: Any) -> None:
         self._state[self._name] = _refill(self._state[self._name], _cloned(tree))
+
+
+class KeptEntry:
+    """Whatever stands in `run.state` under a name, also after the user put something else there."""
+
+    def __init__(self, name: str, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> None:
+        self._name = name
+        self._state = state
+        self._names = names
+        self.order = keep(name, state[name], state, names).order
+
+    def tree(self) -> Any:
+        return self._now().tree()
+
+    def load(self, tree: Any) -> None:
+        self._now().load(tree)
+
+    def _now(self) -> Kept:
+        return keep(self._name, _entry(self._state, self._name), self._state, self._names)
 
 
 def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> Kept:
@@ -221,6 +240,12 @@ def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mappi
         return KeptStateful(value)
     state[name] = value
     return KeptValue(name, state)
+
+
+def _entry(state: dict[str, Any], name: str) -> Any:
+    if name not in state:
+        raise ConfigError(f"run.state[{name!r}] was removed: leave it there while the run is open")
+    return state[name]
 
 
 def _refill(old: Any, new: Any) -> Any:

@@ -777,7 +777,7 @@ class _Alone:
             return None
         who = f"rank(s) {sorted(set(past))}" if past else "some other rank"
         return (
-            f"rank {self._rank} makes a checkpoint of step {self._step} (save(), or the last step), and {who} does not: "
+            f"rank {self._rank} takes step {self._step} (save(), or its last step), and {who} does not: "
             "call save() on every rank, and give every rank the same total"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -25,6 +26,7 @@ class SigtermNotice:
         self._previous = signal.signal(signal.SIGTERM, self._note)
         self._previous_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         self._installed = True
+        os.register_at_fork(after_in_child=self._forget)
         return None
 
     def remove(self) -> None:
@@ -32,6 +34,12 @@ class SigtermNotice:
             signal.set_wakeup_fd(self._previous_fd)
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
         self._installed = False
+
+    def _forget(self) -> None:
+        # In a forked child: a SIGTERM to it is no notice for the trainer, and does to it what it did before.
+        if self._installed:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         # The byte on the wake-up descriptor has told the watcher thread already.
