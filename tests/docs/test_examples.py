@@ -1,0 +1,101 @@
+"""What the documents show runs as it is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A user's environment with a shared memory of its own."""
+    with tempfile.TemporaryDirectory(prefix="sft-", dir="/dev/shm") as memory:
+        yield {**os.environ, "SUREFOOT_SHM": memory, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def _python_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def _run(script: str, place: Path, environment: dict[str, str]) -> str:
+    (place / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_s_example_trains_and_then_has_nothing_to_do(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Run once it trains all 200 steps and commits the last; run again it goes straight to the end."""
+    (example,) = _python_blocks(_ROOT / "README.md")
+    assert "all steps are done" in _run(example, tmp_path, environment)
+    assert (tmp_path / "runs/first/commits/00000200-g0001.json").exists()
+    assert "all steps are done" in _run(example, tmp_path, environment)
+    assert len(list(tmp_path.glob("runs/first/generations/*"))) == 2
+
+
+def test_the_loops_of_the_saving_page_all_finish(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The page's three loops, with bodies that train, end at the same step with the same weights."""
+    (loops,) = _python_blocks(_ROOT / "docs/saving.md")
+    assert loops.count("for step") == 2
+    assert "run.step_done(last=done == total)" in loops
+    script = """
+import sys, torch, surefoot
+from torch.utils.data import DataLoader
+weights = []
+for number in range(3):
+    torch.manual_seed(0)
+    w = torch.ones(4)
+    loader = DataLoader(torch.arange(40.0), batch_size=4)
+    total = 15
+    def train_one_step():
+        w.mul_(1.1).add_(1)
+    with surefoot.Run(f"run{number}", w=w) as run:
+        if number == 0:
+            for step in run.steps(total): train_one_step()
+        elif number == 1:
+            for step, batch in run.batches(loader, total): train_one_step()
+        else:
+            done = run.restore()
+            while done < total:
+                train_one_step()
+                done += 1
+                run.step_done(last=done == total)
+    assert run.finished
+    weights.append(w.tolist())
+assert weights[0] == weights[1] == weights[2], weights
+"""
+    _run(script, tmp_path, environment)
+    committed = {path.name for path in tmp_path.glob("run?/commits/00000015-*")}
+    assert committed == {"00000015-g0001.json"}
+    assert len(list(tmp_path.glob("run?/commits/00000015-*"))) == 3
+
+
+def test_every_page_that_a_document_points_to_is_there() -> None:
+    """No dead link between documents."""
+    for document in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} points to {target}"
+
+
+def test_no_document_or_source_names_a_place_of_one_machine() -> None:
+    """Documents and sources speak of the project only."""
+    forbidden = re.compile(r"/work/|/root/|\.library|issue #?\d|registry\.")
+    for path in [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "src").rglob("*.py")]:
+        assert not forbidden.search(path.read_text()), f"{path}: {forbidden.search(path.read_text())}"
