@@ -131,7 +131,8 @@ def test_says_when_an_event_never_struck(memory: Path, tmp_path: Path) -> None:
     outcome = _run(memory, tmp_path, events)
     assert outcome.strikes == ()
     assert outcome.problems == (
-        "kill_worker never struck: n's supervisor ended with 0 before a process was in 'filling'",
+        "kill_worker never struck: before a process was in 'filling' n's supervisor ended with 0; it printed:\n"
+        "a word on the way\n",
     )
 
 

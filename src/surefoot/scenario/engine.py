@@ -130,7 +130,10 @@ class Scenario:
 
         def struck() -> bool:
             if job.exit_code() is not None:
-                raise _Stopped(f"{event.kind} never struck: {_ended(job)} before a process was in {event.phase!r}")
+                raise _Stopped(
+                    f"{event.kind} never struck: before a process was in {event.phase!r} {_ended(job)}; "
+                    f"it printed:\n{job.output_tail()}"
+                )
             strike = self._try(job, event)
             if strike is not None:
                 found.append(strike)
