@@ -34,7 +34,7 @@ def test_bands_contain_what_they_promise(brief: Request, hazard: str, scheme: st
         brief,
         hazard=_hazards()[hazard],
         announced=0.8,
-        job=replace(brief.job, work_s=24 * 3600.0),
+        job=replace(brief.job, work_s=18 * 3600.0),
     )
     timing = timing_for(request, by_name(request.schemes, scheme))
     moves = moves_for(request, by_name(request.schemes, scheme), timing)
@@ -42,13 +42,12 @@ def test_bands_contain_what_they_promise(brief: Request, hazard: str, scheme: st
     def run(runs: int, seed: int) -> Runs:
         return simulate(request.job, timing, request.hazard, runs=runs, seed=seed, announced=request.announced)
 
-    forecast = run(4000, 1)
-    outcomes = [run(1, seed) for seed in SEEDS]
-    walls = (forecast.wall_s, np.array([o.wall_s[0] for o in outcomes]))
-    costs = (
-        costs_usd(forecast, request.prices.spot, moves),
-        np.array([costs_usd(o, request.prices.spot, moves)[0] for o in outcomes]),
-    )
+    forecast = run(3000, 1)
+    # Twenty outcomes a seed: with one, chance alone would move the share by 2 points.
+    outcomes = [run(20, seed) for seed in SEEDS]
+    walls = (forecast.wall_s, np.concatenate([outcome.wall_s for outcome in outcomes]))
+    spent = [costs_usd(outcome, request.prices.spot, moves) for outcome in outcomes]
+    costs = (costs_usd(forecast, request.prices.spot, moves), np.concatenate(spent))
     for predicted, happened in (walls, costs):
         low, lower, upper, high = np.percentile(predicted, (5, 25, 75, 95))
         assert ((happened >= low) & (happened <= high)).mean() == pytest.approx(0.90, abs=0.04)

@@ -133,11 +133,12 @@ def test_a_scheme_that_never_ends_is_refused(brief: Request) -> None:
     from surefoot.finops.tornado import with_gap
 
     names = ("naive-tuned", "naive-3h", "two-tier-shrink")
-    request = replace(with_gap(brief, 600.0), schemes=tuple(by_name(brief.schemes, name) for name in names), runs=100)
+    short = replace(brief, job=replace(brief.job, work_s=12 * 3600.0))
+    request = replace(with_gap(short, 600.0), schemes=tuple(by_name(brief.schemes, name) for name in names), runs=40)
     plan = compare(request)
     assert "never_finishes" in _codes(plan.cautions)
     assert plan.advice.scheme == "two-tier-shrink"
-    assert result_named(plan.schemes, "naive-3h").saving.net == float("-inf") or plan.schemes[1].cost_usd > 1e6
+    assert result_named(plan.schemes, "naive-3h").saving.net == float("-inf") or plan.schemes[1].cost_usd > 1e5
 
 
 def test_an_impossible_deadline_is_said(brief: Request) -> None:

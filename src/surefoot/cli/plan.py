@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,7 +152,8 @@ def _print(answer: Plan, as_json: bool, html: Path | None, markdown: Path | None
         print_json(plan_json(answer))
         return
     if markdown is None:
-        print_plan(answer, Console(highlight=False))
+        # Into a pipe nothing is wrapped: one row stays one line.
+        print_plan(answer, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
     for written in (html, markdown):
         if written is not None:
             say(f"written: {written}")

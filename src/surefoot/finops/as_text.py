@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.finops.planner import Plan
+from surefoot.finops.results import SchemeResult
 from surefoot.finops.units import HOUR_S, show_duration, show_share, show_usd
 
 
@@ -17,12 +18,19 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(
         Group(
             _headline(plan),
-            _schemes(plan),
+            "",
+            _schemes(plan, wide=console.width >= WIDE),
+            "",
             _capacity(plan),
+            "",
             _policies(plan),
+            "",
             _months(plan),
+            "",
             _tornado(plan),
+            "",
             _cautions(plan),
+            "",
             _assumptions(plan),
         )
     )
@@ -55,32 +63,43 @@ def _emergency(plan: Plan) -> str:
     )
 
 
-def _schemes(plan: Plan) -> Table:
-    table = _table("schemes on spot", ("scheme", *_NUMBERS))
+def _schemes(plan: Plan, *, wide: bool) -> Table:
+    shown = [column for column in _COLUMNS if wide or column in _NARROW]
+    table = _table("schemes on spot", shown)
+    table.columns[0].no_wrap = True
     for result in plan.schemes:
-        outcome = result.expected
-        table.add_row(
-            result.scheme.name,
-            show_duration(result.timing.interval_s),
-            f"{outcome.goodput:.3f}",
-            show_share(result.saving.net),
-            show_share(result.saving.price),
-            show_share(result.saving.scheme),
-            f"{outcome.lost_steps:,.0f}",
-            f"{outcome.lost_work_s / HOUR_S:.2f}",
-            show_usd(result.cost_usd),
-            show_usd(result.cost.p95),
-            f"{outcome.wall_s / HOUR_S:.1f}",
-            f"{result.wall_s.p95 / HOUR_S:.1f}",
-            style="bold" if result.scheme.name == plan.advice.scheme else None,
-        )
+        cells = _scheme_cells(result)
+        style = "bold" if result.scheme.name == plan.advice.scheme else None
+        table.add_row(*(cells[column] for column in shown), style=style)
     return table
 
 
-_NUMBERS = (
+def _scheme_cells(result: SchemeResult) -> dict[str, str]:
+    outcome, saving = result.expected, result.saving
+    values = (
+        result.scheme.name,
+        show_duration(result.timing.interval_s),
+        f"{outcome.goodput:.3f}",
+        show_share(saving.net),
+        show_share(saving.price),
+        show_share(saving.scheme),
+        f"{outcome.lost_steps:,.0f}",
+        f"{outcome.lost_work_s / HOUR_S:.2f}",
+        show_usd(result.cost_usd),
+        show_usd(result.cost.p95),
+        f"{outcome.wall_s / HOUR_S:.1f}",
+        f"{result.wall_s.p95 / HOUR_S:.1f}",
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+WIDE = 120
+"""Columns of a terminal that hold the whole table of schemes."""
+_COLUMNS = (
+    "scheme",
     "interval",
     "goodput",
-    "net saving",
+    "net",
     "by price",
     "by scheme",
     "lost steps",
@@ -88,8 +107,9 @@ _NUMBERS = (
     "USD",
     "p95 USD",
     "hours",
-    "p95 hours",
+    "p95 h",
 )
+_NARROW = ("scheme", "goodput", "net", "by price", "by scheme", "USD", "p95 USD", "p95 h")
 
 
 def _capacity(plan: Plan) -> Table:
@@ -194,7 +214,15 @@ def _assumptions(plan: Plan) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], *, last_left: bool = False) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=None,
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        header_style="dim",
+    )
     for index, column in enumerate(columns):
         left = index == 0 or (last_left and index == len(columns) - 1)
         table.add_column(column, justify="left" if left else "right", overflow="fold")

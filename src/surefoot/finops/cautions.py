@@ -149,7 +149,7 @@ def _survivals(request: Request, group: int) -> dict[int, float]:
 def _run_warnings(request: Request, results: Sequence[SchemeResult], advice: Advice) -> list[Caution]:
     facts = advice.standby_facts
     found = [
-        Caution("never_finishes", f"{result.scheme.name}: loses more than it does and never ends: refused")
+        Caution("never_finishes", f"{result.scheme.name}: takes more than eight times its work, or for ever: refused")
         for result in results
         if not result.finishes
     ]

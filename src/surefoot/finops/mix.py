@@ -55,7 +55,8 @@ class MixRequest:
     delay_usd_per_h: float = 0.0
     gap: float = 1e-4
     """Relative gap at which the solver stops. With 0.5 % a tighter problem can come out cheaper than a looser one."""
-    time_limit_s: float = 5.0
+    node_limit: int = 1500
+    """Branches after which the solver stops: a count and not a time, so that a busy machine finds the same plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class _Problem:
                 constraints=LinearConstraint(matrix, low, high),
                 integrality=whole,
                 bounds=Bounds(*self._bounds()),
-                options={"mip_rel_gap": self._request.gap, "time_limit": self._request.time_limit_s},
+                options={"mip_rel_gap": self._request.gap, "node_limit": self._request.node_limit},
             )
 
     def read(self, result: Any) -> Mix:
