@@ -26,7 +26,7 @@ WORDS = {
     "hash": 9,
     "voided_seq": 11,
 }
-HEADER_BYTES = (0, 8, 16, 24, 40, 56, 64, 100, 140, 190)
+HEADER_BYTES = (0, 16, 56, 140, 190)
 
 
 def newest_in(place: Machine, rank: int) -> tuple[Path, Segment, Sealed]:
