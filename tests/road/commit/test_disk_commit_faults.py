@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import evidence
@@ -63,17 +65,18 @@ def test_an_agent_that_dies_in_a_save_leaves_whole_checkpoints_only(
     assert steps[-1] == 2
 
 
-def _die_at(nursery: Nursery, directory: Path, number: int) -> Machine:
-    """A machine whose agent died at a call of the second save, but for the trainers that wait for it."""
+@contextmanager
+def _died_at(nursery: Nursery, directory: Path, number: int) -> Iterator[Machine]:
+    """A machine whose agent died at a call of the second save; its trainers are still there."""
     directory.mkdir()
     arm = directory / "arm"
-    place = _machine(nursery, directory, "here")
-    answer = save_under(place, arm, {"kind": "die", "number": number, "done": True, "arm": str(arm)})
-    assert answer == {"lost": True}
-    place.answers_left(1)
-    assert place.agent is not None
-    assert place.agent.exit_code() == 9
-    return place
+    with _machine(nursery, directory, "here") as place:
+        answer = save_under(place, arm, {"kind": "die", "number": number, "done": True, "arm": str(arm)})
+        assert answer == {"lost": True}
+        place.answers_left(1)
+        assert place.agent is not None
+        assert place.agent.exit_code() == 9
+        yield place
 
 
 POINTS = range(2, 36, 9)
@@ -83,7 +86,7 @@ POINTS = range(2, 36, 9)
 def test_a_launch_whose_agent_is_replaced_gets_its_save(nursery: Nursery, tmp_path: Path, number: int) -> None:
     """The agent dies in a save, its successor takes over memory and trainers: the same save is committed, once."""
     directory = tmp_path / "x"
-    with _die_at(nursery, directory, number) as place:
+    with _died_at(nursery, directory, number) as place:
         assert place.start_agent().error is None
         place.do_all("reconnect")
         assert [answer["ok"] for answer in place.do_all("wait", step=2)] == [True, True]
@@ -97,7 +100,7 @@ def test_a_launch_whose_agent_is_replaced_gets_its_save(nursery: Nursery, tmp_pa
 @pytest.mark.parametrize("number", POINTS)
 def test_memory_that_outlived_its_agent_is_the_newest_source(nursery: Nursery, tmp_path: Path, number: int) -> None:
     """Agent and trainers die in a save; started again on the same machine they go on from step 2, wherever it lies."""
-    with _die_at(nursery, tmp_path / "x", number) as place:
+    with _died_at(nursery, tmp_path / "x", number) as place:
         place.kill()
         assert place.begin(RANKS) == 2
         place.saved(3)
