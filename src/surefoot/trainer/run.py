@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +53,8 @@ _SAMPLE_EVERY_S = 1.0
 _open_runs: set[str] = set()
 _ALONE_AFTER_S = 5.0
 """All ranks finished the step that one wants to save, and some have not asked for it within this: they will not."""
+_MEASURED = 5
+"""Copies and steps whose median sets the cadence: one slow copy is no reason to leave steps out."""
 _NEVER_BEHIND = 1 << 62
 """SEALED of a rank that has left: nobody waits for it any more."""
 
@@ -279,7 +283,8 @@ class _Session:
         self._newest_message: Body | None = None
         self._durable_served = 0
         self._step_s = 0.0
-        self._copy_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_MEASURED)
+        self._copies_s: deque[float] = deque(maxlen=_MEASURED)
         self._every = run._stage_setting or 1
         self._sampled_s = 0.0
         self._last_boundary_s = boot_s()
@@ -446,6 +451,7 @@ class _Session:
         """A step is finished: take it, as all ranks agreed, and stop here if they agreed on that."""
         now_s = boot_s()
         self._step_s = now_s - self._last_boundary_s
+        self._steps_s.append(self._step_s)
         self._set(RankWord.FINISHED, step + 1)
         self._check_habits()
         flat = self._flatten()
@@ -505,14 +511,15 @@ class _Session:
             self._drift = True
             self._event("skipped", step=step, why="the structure changed; planning again at the next step")
             return
-        started_s = boot_s()
         self._phase(Phase.FILLING)
         slot = self._slot(stager, must)
+        started_s = boot_s()
         stager.fill(slot, flat.tensors)
         self._seal(stager, slot, step, record, _trigger(todo, saves, last), saves)
-        self._copy_s = boot_s() - started_s
-        if self._run._stage_setting is None:
-            self._every = stage_every(self._copy_s, self._step_s) if self._copy_s > self._step_s else 1
+        self._copies_s.append(boot_s() - started_s)
+        if self._run._stage_setting is None and len(self._copies_s) == _MEASURED:
+            copy_s, step_s = median(self._copies_s), median(self._steps_s)
+            self._every = stage_every(copy_s, step_s) if copy_s > step_s else 1
 
     def _seal(
         self, stager: Stager, slot: int, step: int, record: bytes, trigger: str | None, saves: list[_Save]
