@@ -76,6 +76,7 @@ def _schemes(plan: Plan, *, wide: bool) -> Table:
 
 def _scheme_cells(result: SchemeResult) -> dict[str, str]:
     outcome, saving = result.expected, result.saving
+    least = "" if result.finishes else "≥ "  # runs that were cut
     values = (
         result.scheme.name,
         show_duration(result.timing.interval_s),
@@ -85,8 +86,8 @@ def _scheme_cells(result: SchemeResult) -> dict[str, str]:
         show_share(saving.scheme),
         f"{outcome.lost_steps:,.0f}",
         f"{outcome.lost_work_s / HOUR_S:.2f}",
-        show_usd(result.cost_usd),
-        show_usd(result.cost.p95),
+        least + show_usd(result.cost_usd),
+        least + show_usd(result.cost.p95),
         f"{outcome.wall_s / HOUR_S:.1f}",
         f"{result.wall_s.p95 / HOUR_S:.1f}",
     )

@@ -173,6 +173,7 @@ def _scheme_table(plan: Plan) -> str:
     rows = []
     for result in plan.schemes:
         outcome, saving = result.expected, result.saving
+        least = "" if result.finishes else "≥ "  # runs that were cut
         cells = [
             (result.scheme.name, None),
             (show_duration(result.timing.interval_s), result.timing.interval_s),
@@ -182,8 +183,8 @@ def _scheme_table(plan: Plan) -> str:
             (show_share(saving.scheme), saving.scheme),
             (f"{outcome.lost_steps:,.0f}", outcome.lost_steps),
             (f"{outcome.lost_work_s / HOUR_S:.2f}", outcome.lost_work_s),
-            (show_usd(result.cost_usd), result.cost_usd),
-            (show_usd(result.cost.p95), result.cost.p95),
+            (least + show_usd(result.cost_usd), result.cost_usd),
+            (least + show_usd(result.cost.p95), result.cost.p95),
             (f"{outcome.wall_s / HOUR_S:.1f}", outcome.wall_s),
             (f"{result.wall_s.p95 / HOUR_S:.1f}", result.wall_s.p95),
         ]

@@ -27,6 +27,8 @@ from surefoot.finops.units import HOUR_S, show_share, show_usd
 WIDTH = 920.0
 LEFT = 190.0
 RIGHT = 30.0
+WORDS = 216.0
+"""Room for words at the right."""
 ROW = 34.0
 
 
@@ -34,11 +36,14 @@ def savings(plan: Plan) -> str:
     """Of each on-demand dollar: what the price saves, what the scheme saves, what is still paid."""
     rows = [result for result in plan.schemes if result.finishes]
     height = ROW * len(rows) + 60
-    x = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT)
+    widest = max([1.0, *(1.0 - min(r.saving.net, r.saving.price) for r in rows)])
+    x = Scale(0.0, min(widest, 3.0), LEFT, WIDTH - WORDS)
     parts = _vertical_grid(x, 30, height - 26, lambda share: show_share(share, 0))
     for index, result in enumerate(rows):
         parts += _saving_row(plan, result, x, 34 + index * ROW)
-    parts.append(text(LEFT, 16, "share of the on-demand cost", "note"))
+    parts.append(line(x(1), 26, x(1), height - 26, "base"))
+    parts.append(text(x(1), 16, "on-demand", "note", "end"))
+    parts.append(text(WIDTH - WORDS + 12, 16, "net = price + scheme", "note"))
     return picture(WIDTH, height, "who saves what, by scheme", parts)
 
 
@@ -63,17 +68,17 @@ def tornado(plan: Plan) -> str:
     base = plan.best.cost_usd
     height = ROW * len(bars) + 60
     values = [base, *(bar.low_usd for bar in bars), *(bar.high_usd for bar in bars)]
-    x = around([value for value in values if np.isfinite(value)], LEFT + 40, WIDTH - 90)
+    x = around([value for value in values if np.isfinite(value)], LEFT + 40, WIDTH - WORDS)
     parts = _vertical_grid(x, 30, height - 26, show_usd)
     for index, bar in enumerate(bars):
         top = 34 + index * ROW
-        parts.append(text(LEFT + 20, top + 15, bar.name, "label", "end"))
-        for value, words, winner in (
-            (bar.low_usd, bar.low, bar.low_best),
-            (bar.high_usd, bar.high, bar.high_best),
-        ):
+        parts.append(text(LEFT - 6, top + 15, bar.name, "label", "end"))
+        ends = ((bar.low_usd, bar.low, bar.low_best), (bar.high_usd, bar.high, bar.high_best))
+        # The longer one first; on the same side only it has words.
+        for value, words, winner in sorted(ends, key=lambda end: -abs(end[0] - base)):
             flipped = "" if winner == plan.advice.scheme else f": {winner}"
-            parts += _tornado_bar(x, base, value, top, f"{bar.name} {words}", words + flipped)
+            hidden = value != max(ends, key=lambda end: abs(end[0] - base))[0] and _same_side(ends, base)
+            parts += _tornado_bar(x, base, value, top, f"{bar.name} {words}", "" if hidden else words + flipped)
     parts.append(line(x(base), 28, x(base), height - 26, "base"))
     parts.append(text(x(base), 18, f"{show_usd(base)} USD", "note", "middle"))
     return picture(WIDTH, height, "tornado: cost with each input low and high", parts)
@@ -115,25 +120,22 @@ def months(plan: Plan) -> str:
 
 
 def _saving_row(plan: Plan, result: SchemeResult, x: Scale, top: float) -> list[str]:
+    """Paid, from 0; what the scheme saves, up to the baseline's cost; what the price saves, up to on-demand."""
     saving = result.saving
-    paid = 1.0 - saving.net
-    price_end = paid + max(0.0, saving.scheme)
+    paid, baseline = (min(1.0 - share, x.high) for share in (saving.net, saving.price))
     strong = "label strong" if result.scheme.name == plan.advice.scheme else "label"
-    scheme_title = f"the scheme saves {show_share(saving.scheme)}"
-    parts = [
-        text(LEFT - 10, top + 16, result.scheme.name, strong, "end"),
-        rect(x(0), top, x(min(1.0, paid)) - x(0), 22, "paid", f"paid: {show_usd(result.cost_usd)} USD"),
-        rect(x(paid), top, x(price_end) - x(paid), 22, "scheme", scheme_title),
-        rect(x(price_end), top, x(1) - x(price_end), 22, "price", f"the price saves {show_share(saving.price)}"),
-        text(x(0) + 8, top + 15, f"{show_usd(result.cost_usd)} USD", "inbar"),
-    ]
-    if saving.scheme < 0:
-        loss = rect(x(paid + saving.scheme), top, x(paid) - x(paid + saving.scheme), 22, "loss", scheme_title)
-        parts.insert(2, loss)
     sign = "−" if saving.scheme < 0 else "+"
     words = f"{show_share(saving.net)} = {show_share(saving.price)} {sign} {show_share(abs(saving.scheme))}"
-    parts.append(text(x(1) - 8, top + 15, words, "onprice", "end"))
-    return parts
+    scheme = ("loss", baseline, paid) if saving.scheme < 0 else ("scheme", paid, baseline)
+    price_start = max(paid, baseline)
+    return [
+        text(LEFT - 10, top + 16, result.scheme.name, strong, "end"),
+        rect(x(0), top, x(min(paid, baseline) if saving.scheme < 0 else paid) - x(0), 22, "paid", "paid"),
+        rect(x(scheme[1]), top, x(scheme[2]) - x(scheme[1]), 22, scheme[0], f"scheme: {show_share(saving.scheme)}"),
+        rect(x(price_start), top, x(1) - x(price_start), 22, "price", f"price: {show_share(saving.price)}"),
+        text(x(0) + 8, top + 15, f"{show_usd(result.cost_usd)} USD", "inbar"),
+        text(WIDTH - WORDS + 12, top + 15, words, strong),
+    ]
 
 
 _Box = tuple[float, float, float, float]
@@ -192,9 +194,13 @@ def _stairs(front: Sequence[Point], x: Scale, y: Scale | LogScale) -> list[tuple
     return corners or [(x(x.low), y(y.low))]
 
 
+def _same_side(ends: Sequence[tuple[float, str, str]], base: float) -> bool:
+    return (ends[0][0] > base) == (ends[1][0] > base)
+
+
 def _tornado_bar(x: Scale, base: float, value: float, top: float, title: str, words: str) -> list[str]:
     if not np.isfinite(value):
-        return [text(WIDTH - 80, top + 15, f"{words}: never ends", "note")]
+        return [text(WIDTH - WORDS + 10, top + 15, f"{words}: never ends", "note")]
     left, right = sorted((x(base), x(value)))
     css = "more" if value > base else "less"
     bar = rect(left, top, right - left, 20, css, f"{title}: {show_usd(value)} USD")

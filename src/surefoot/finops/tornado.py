@@ -9,6 +9,7 @@ from surefoot.finops.hazards import Renewal
 from surefoot.finops.request import Request
 from surefoot.finops.results import expected_cost_usd
 from surefoot.finops.schemes import Scheme
+from surefoot.finops.units import show_duration
 
 Change = Callable[[Request], Request]
 
@@ -54,9 +55,9 @@ def _cheapest(request: Request) -> str:
 
 
 def _entries(request: Request) -> list[tuple[str, str, str, Change, Change]]:
-    gap_h = request.hazard.mean_gap_s / 3600
+    gap_s = request.hazard.mean_gap_s
     return [
-        ("time between evictions", f"{gap_h / 4:.3g} h", f"{gap_h * 4:.3g} h", _gap(0.25), _gap(4.0)),
+        ("time between evictions", show_duration(gap_s / 4), show_duration(gap_s * 4), _gap(0.25), _gap(4.0)),
         ("spot price", "−30 %", "+30 %", _spot(0.7), _spot(1.3)),
         ("evictions announced", "none", "all", _announced(0.0), _announced(1.0)),
         ("restart", "÷ 4", "× 10", _cost("restart_s", 0.25), _cost("restart_s", 10.0)),
