@@ -30,7 +30,7 @@ class AgentConfig:
     supervised: bool = False
     """A supervisor will connect, and its end is the launch's end."""
     owner_pid: int = 0
-    """Unsupervised: the process whose end is the launch's end. 0: nobody."""
+    """The process whose end is the launch's end: the supervisor, or the trainer or its launcher. 0: nobody."""
     grace_s: float = DEFAULT_GRACE_S
     """Window of a notice that names none, such as a bare SIGTERM."""
     watch: str | None = None

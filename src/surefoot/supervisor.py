@@ -49,13 +49,13 @@ class Supervisor:
 
     def __init__(self, launch: LaunchConfig, agent: AgentConfig) -> None:
         self._launch = launch
-        self._config = replace(agent, supervised=True)
+        self._config = replace(agent, supervised=True, owner_pid=os.getpid())
         self._agent: subprocess.Popen[bytes] | None = None
         self._answer: dict[str, Any] = {}
         self._link: socket.socket | None = None
         self._inbox: list[dict[str, Any]] = []
         self._torchrun: subprocess.Popen[bytes] | None = None
-        self._finished_at_launch = 0
+        self._generation_at_launch = 0
         self._noticed: str | None = None
         self._drained: int | None = None
         self._respawns: list[float] = []
@@ -98,21 +98,21 @@ class Supervisor:
         if self._noticed is not None or code in _RESERVED:
             # The agent decides what this end was, once everything that can be safe is.
             return None
-        finished = self._progress()
-        if finished > self._finished_at_launch and not self._barren():
+        if self._worth_another():
             self._start_torchrun()
             return None
         self._tell({"op": "done", "finished": False})
         return code
 
-    def _barren(self) -> bool:
-        """True if the last restart finished no new step: one more would not either."""
-        answer = self._ask({"op": "progress"})
-        return answer is not None and answer.get("finished") is not None and answer["finished"] <= answer["begun_at"]
+    def _worth_another(self) -> bool:
+        """True unless the script never got as far as opening the run, or too many starts in a row finished no step."""
+        generation, barren = self._progress()
+        return generation > self._generation_at_launch and barren <= self._launch.max_restarts
 
-    def _progress(self) -> int:
-        answer = self._ask({"op": "progress"})
-        return int((answer or {}).get("finished") or 0)
+    def _progress(self) -> tuple[int, int]:
+        """Newest generation, and how many in a row up to it finished no new step."""
+        answer = self._ask({"op": "progress"}) or {}
+        return int(answer.get("generation") or 0), int(answer.get("barren") or 0)
 
     def _end(self, code: int) -> int:
         self._kill_torchrun()
@@ -239,7 +239,7 @@ class Supervisor:
     # ------------------------------------------------------------------ torchrun
 
     def _start_torchrun(self) -> None:
-        self._finished_at_launch = self._progress()
+        self._generation_at_launch, _barren = self._progress()
         command = [
             sys.executable,
             "-m",

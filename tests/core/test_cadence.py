@@ -33,7 +33,9 @@ _times = st.floats(0, 1e6)
         (Cadence(interval_s=5, max_bytes_per_hour=3600.0), 1.0, 7, 7.0),
         (Cadence(interval_s=9, max_bytes_per_hour=3600.0), 1.0, 7, 9.0),
         (Cadence(max_bytes_per_hour=inf), 3.0, 10**15, 3.0),
-        (Cadence(), 1.0, 64 * 10**9, 3600.0),
+        (Cadence(), 1.0, 64 * 10**9, 300.0),
+        (Cadence(), 1.0, 10**9, 56.25),
+        (Cadence(interval_s=0), 1.0, 840 * 10**9, 300.0),
     ],
 )
 def test_the_next_save_starts_when_the_rule_says(
@@ -54,7 +56,8 @@ def test_a_start_breaks_no_bound(
     due = next_start(cadence, started, ended, size_bytes)
     assert due >= ended
     assert due >= started + (interval_s or 0)
-    assert size_bytes <= (due - started) / 3600.0 * cap * (1 + 1e-9) + cap * 1e-9
+    if due - started < DEFAULT_INTERVAL_S:
+        assert size_bytes <= (due - started) / 3600.0 * cap * (1 + 1e-9) + cap * 1e-9
     if interval_s is None and ended - started >= CONTINUOUS_BELOW_S:
         assert due >= started + DEFAULT_INTERVAL_S
 

@@ -116,6 +116,7 @@ class Agent:
                     self._opening.name_the_missing(),
                     self._watch_age(),
                     self._obey_superseding(),
+                    self._watch_supervisor(),
                     *(self._watch(source) for source in self._sources),
                 ):
                     group.create_task(work)
@@ -244,6 +245,12 @@ class Agent:
         ranks = self._crew.stop_all()
         if ranks:
             self._journal.record("stopped", ranks=ranks, why=f"rank {worker.rank} died")
+
+    async def _watch_supervisor(self) -> None:
+        # By its process, not by its connection: it may die before it connects.
+        if self._config.supervised:
+            await _process_gone(self._config.owner_pid)
+            await self._reception.supervisor_lost()
 
     async def _obey_superseding(self) -> None:
         await self._situation.superseded.wait()

@@ -133,13 +133,18 @@ class Reception:
         while (frame := await link.receive()) is not None:
             await self._supervisor_says(link, frame[0])
         self._supervisor = None
-        if not self.supervisor_done.is_set():
-            # It died: the job is over here, and nothing may train without it.
-            self._journal.record("warning", what="the supervisor died: this node stops training")
-            self._crew.kill_launcher()
-            self._crew.stop_all()
-            await self._crew.gone(5.0)
-            self.supervisor_done.set()
+
+    async def supervisor_lost(self) -> None:
+        """It died, whether it had come to connect or not: the job is over here, and nothing may train without it."""
+        if self.supervisor_done.is_set():
+            return
+        # Whoever starts the run again waits for this agent's end.
+        self._around.draining()
+        self._journal.record("warning", what="the supervisor died: this node stops training")
+        self._crew.kill_launcher()
+        self._crew.stop_all()
+        await self._crew.gone(5.0)
+        self.supervisor_done.set()
 
     async def _supervisor_says(self, link: Link, body: Body) -> None:
         operation = body.get("op")
@@ -150,7 +155,8 @@ class Reception:
             self._crew.set_launcher(Fields(body, "torchrun").integer("pid", 1))
         elif operation == "progress":
             situation = self._situation
-            await link.reply(body, finished=situation.finished_on_all(), begun_at=situation.begun_at)
+            generation = situation.generation.number if situation.has_generation else 0
+            await link.reply(body, generation=generation, barren=situation.barren())
         elif operation == "done":
             self._situation.finished = bool(body.get("finished"))
             self.supervisor_done.set()

@@ -20,6 +20,7 @@ class Situation:
         self._generation: Generation | None = None
         self.begun_at = 0
         """Step at which the current generation started."""
+        self._barren_before = 0
         self.finished_before: int | None = None
         """Steps that all ranks had finished when the last crew ended."""
         self.committed: StepId | None = None
@@ -40,10 +41,21 @@ class Situation:
 
     def enter(self, generation: Generation, begun_at: int) -> None:
         """A generation begins, or is continued by an agent that replaces another."""
+        if self._generation is not None:
+            self._barren_before = self._barren_before + 1 if self._was_barren() else 0
         self._generation = generation
         self.begun_at = begun_at
         self._journal.generation = generation.number
         self.board.set_node(NodeWord.GENERATION, generation.number)
+
+    def barren(self) -> int:
+        """Generations in a row, the current one included, that finished no step beyond what they began with."""
+        return self._barren_before + 1 if self._was_barren() else 0
+
+    def _was_barren(self) -> bool:
+        # The word of finished steps is old until a generation has restored; then it is at least what it began with.
+        finished = self.finished_before if self.finished_before is not None else self.finished_on_all()
+        return (finished or 0) <= self.begun_at
 
     def note_commit(self, at: StepId, tier: str, staged_ns: int) -> None:
         self.committed = at

@@ -25,7 +25,8 @@ class Cadence:
     max_bytes_per_s: float | None = None
     """Bound on the bandwidth of one upload. None: unbounded."""
     max_bytes_per_hour: float = 64e9
-    """Bound on the bytes that saves may leave on a tier in an hour, which is how long given-up ones stay."""
+    """Bound on the bytes that continuous saves may leave on a tier in an hour, which is how long given-up ones stay.
+    It spaces them out to `DEFAULT_INTERVAL_S` at most: a large state is not saved less often than that."""
 
     def __post_init__(self) -> None:
         if self.interval_s is not None and not self.interval_s >= 0:
@@ -46,7 +47,8 @@ def next_start(cadence: Cadence, started: float, ended: float, size_bytes: int) 
     else:
         wanted = started + DEFAULT_INTERVAL_S
     # The byte cap is an average over the hour during which given-up checkpoints stay.
-    return max(wanted, ended, started + size_bytes / cadence.max_bytes_per_hour * 3600.0)
+    spaced_s = min(size_bytes / cadence.max_bytes_per_hour * 3600.0, DEFAULT_INTERVAL_S)
+    return max(wanted, ended, started + spaced_s)
 
 
 def stage_every(copy_s: float, step_s: float) -> int:

@@ -165,6 +165,8 @@ class Scenario:
         if event.kind is Kind.EVICT:
             send(target, signal.SIGTERM)
             return [target]
+        if event.kind is Kind.KILL_GROUP:
+            return job.kill_trainers()
         send(target, signal.SIGKILL)
         if event.kind is Kind.KILL_SUPERVISOR and job.supervisor is not None:
             job.supervisor.wait()
@@ -285,7 +287,7 @@ def _is_due(job: Job, event: Event) -> bool:
 
 def _target(job: Job, event: Event) -> int | None:
     """Who gets the signal, if he lives."""
-    if event.kind is Kind.KILL_WORKER:
+    if event.kind in (Kind.KILL_WORKER, Kind.KILL_GROUP):
         return job.trainer_pid(event.rank or 0)
     if event.kind is Kind.KILL_AGENT:
         return job.agent_pid()

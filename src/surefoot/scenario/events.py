@@ -25,6 +25,8 @@ class Kind(StrEnum):
     """SIGTERM to the supervisor, as a cloud's shutdown sends it; the same command is started again once it ended."""
     KILL_WORKER = "kill_worker"
     """SIGKILL to the trainer of `rank`."""
+    KILL_GROUP = "kill_group"
+    """SIGKILL to every trainer at one moment."""
     KILL_AGENT = "kill_agent"
     """SIGKILL to the node's agent."""
     KILL_SUPERVISOR = "kill_supervisor"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,16 @@ from pathlib import Path
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.errors import SurefootError
 from surefoot.home import BASE_VARIABLE
-from surefoot.scenario.processes import MARK_VARIABLE, command_of, find_marked, has_mark, kill_marked, state_of
+from surefoot.scenario.processes import (
+    MARK_VARIABLE,
+    command_of,
+    find_marked,
+    has_mark,
+    kill_marked,
+    send,
+    state_of,
+    wait_for_end,
+)
 
 _BOARD = "*/board"
 _TAIL_BYTES = 6000
@@ -96,6 +106,18 @@ class Job:
         if self.supervisor is not None:
             self.supervisor.wait()
         return killed
+
+    def kill_trainers(self) -> list[int]:
+        """End every trainer at one moment. Returns their ids."""
+        board = self.board()
+        ranks = self._ranks(board) if board is not None else []
+        pids = [pid for rank in ranks if (pid := self.trainer_pid(rank)) is not None]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                send(pid, number)
+        for pid in pids:
+            wait_for_end(pid)
+        return pids
 
     def wipe(self) -> None:
         """Lose the node's memory: what lay there of the run is gone."""

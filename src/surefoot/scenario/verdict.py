@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from surefoot.scenario.events import Kind, Strike
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line
 
-MOST_REDONE = {Kind.EVICT: 0, Kind.KILL_AGENT: 0, Kind.KILL_WORKER: 1, Kind.KILL_SUPERVISOR: 1}
+MOST_REDONE = {Kind.EVICT: 0, Kind.KILL_AGENT: 0, Kind.KILL_WORKER: 1, Kind.KILL_GROUP: 1, Kind.KILL_SUPERVISOR: 1}
 """Steps that all ranks had finished and that may be trained again. After `kill_all`: those past the newest durable."""
 _NAMED = 5
 """How many of many differences are named."""

@@ -701,7 +701,8 @@ class _Session:
         stager = self._stager
         current = stager is not None and stager.plan.hash == body.get("plan")
         if operation == "pin":
-            ok = current and stager is not None and stager.pin(body["slot"], body["seq"])
+            # Slots of a segment that this trainer does not fill (it has none yet, or another) are nobody's to reuse.
+            ok = not current or stager is None or stager.pin(body["slot"], body["seq"])
             self._client.tell({"op": "granted", "slot": body["slot"], "seq": body["seq"], "ok": ok})
         elif operation == "unpin" and current and stager is not None:
             stager.unpin(body["slot"], body["seq"])

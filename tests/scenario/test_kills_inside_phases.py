@@ -1,0 +1,76 @@
+"""SIGKILL inside every phase: each next start finds a whole step, loads it bit-identical, and nothing stays behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from surefoot.scenario.demo import DemoConfig, DemoResult, run_demo
+from surefoot.scenario.events import AGENT_PHASES, Event, Kind
+
+_SCRIPT = Path(__file__).with_name("register_dots.py")
+_SUREFOOT = Path(sys.executable).parent / "surefoot"
+_TIMES = 20
+_STEPS_APART = 6
+_STEPS_A_SAVE = 250
+_AFTER_A_START = ("starting", "restoring")
+_ALWAYS = ("training", "filling", "sealed", *AGENT_PHASES)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sf-test-") as path:
+        monkeypatch.setenv("SUREFOOT_SHM", path)
+        yield Path(path)
+
+
+def _endure(memory: Path, tmp_path: Path, events: Sequence[Event]) -> DemoResult:
+    """Train through the events and undisturbed; the losses come from a generator, so one wrong bit shows."""
+    # Durable saves are two seconds apart: a phase of one is waited for during many of these short steps.
+    rare = sum(event.phase in ("flushing", "committing") for event in events)
+    steps = max(event.step for event in events) + 3 * _STEPS_APART + _STEPS_A_SAVE * rare
+    config = DemoConfig(steps=max(steps, 40), ranks=1, store=tmp_path / "store", script=_SCRIPT, events=events)
+    result = run_demo(config, lambda _name, _view: None)
+    assert list(result.verdict.problems) == [], result.output_tail
+    assert result.verdict.passed
+    assert [strike.struck_in for strike in result.strikes] == [event.phase for event in events]
+    subprocess.run([_SUREFOOT, "clean"], check=True, capture_output=True)
+    assert list(memory.iterdir()) == []
+    return result
+
+
+def _often(kind: Kind, phase: str, times: int) -> list[Event]:
+    """Events of one kind in one phase. The phases of a start come only after an end, so a trainer is killed first."""
+    events: list[Event] = []
+    for number in range(1, times + 1):
+        if phase in _AFTER_A_START:
+            events.append(Event(kind=Kind.KILL_WORKER, phase="training", step=_STEPS_APART * number))
+        events.append(Event(kind=kind, phase=phase, step=_STEPS_APART * number))
+    return events
+
+
+def test_each_of_them_once(memory: Path, tmp_path: Path) -> None:
+    """A trainer, the group, the agent and the supervisor are killed in turn, in turn in each phase."""
+    kinds = (Kind.KILL_WORKER, Kind.KILL_AGENT, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR)
+    events = [
+        Event(kind=kinds[number % len(kinds)], phase=phase, step=_STEPS_APART * (number + 1))
+        for number, phase in enumerate(_ALWAYS)
+    ]
+    after = _STEPS_APART * (len(events) + 1)
+    for number, phase in enumerate(_AFTER_A_START):
+        events.append(Event(kind=Kind.KILL_GROUP, phase="training", step=after + _STEPS_APART * number))
+        events.append(Event(kind=(Kind.KILL_AGENT, Kind.KILL_WORKER)[number], phase=phase, step=after))
+    _endure(memory, tmp_path, events)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("phase", [*_ALWAYS, *_AFTER_A_START])
+@pytest.mark.parametrize("kind", [Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_AGENT, Kind.KILL_SUPERVISOR])
+def test_twenty_times_inside_each_phase(memory: Path, tmp_path: Path, kind: Kind, phase: str) -> None:
+    """One of them is killed twenty times inside one phase."""
+    _endure(memory, tmp_path, _often(kind, phase, _TIMES))
