@@ -41,7 +41,7 @@ _times = st.floats(0, 1e6)
 def test_the_next_save_starts_when_the_rule_says(
     cadence: Cadence, took_s: float, size_bytes: int, wait_s: float
 ) -> None:
-    """Continuous below ten seconds (two seconds apart at least), else the interval; never before the last one ended; never over the byte cap."""
+    """Continuous below ten seconds, at least two apart; else the interval; never before the last one ended."""
     start = 1000.0
     assert next_start(cadence, start, start + took_s, size_bytes) == pytest.approx(start + wait_s)
 
