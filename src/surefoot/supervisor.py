@@ -66,10 +66,12 @@ class Supervisor:
         self._listen_to_signals()
         try:
             self._start_agent()
-            self._start_torchrun()
+            self._start_torchrun(self._launch.max_restarts)
             return self._loop()
         finally:
             self._kill_torchrun()
+            # Also after an error or a second Ctrl-C: nothing is left that trains, and the agent ends by itself.
+            self._tell({"op": "done", "finished": False})
             if self._agent is not None:
                 self._reap(self._agent)
 
@@ -95,24 +97,21 @@ class Supervisor:
         if code == FINISHED:
             self._tell({"op": "done", "finished": True})
             return FINISHED
-        if self._noticed is not None or code in _RESERVED:
+        generation, barren, ending = self._progress()
+        if self._noticed is not None or ending:
             # The agent decides what this end was, once everything that can be safe is.
             return None
-        if self._worth_another():
-            self._start_torchrun()
+        # Not worth another start: the script never opened the run, or too many starts in a row finished no step.
+        if generation > self._generation_at_launch and barren < self._launch.max_restarts:
+            self._start_torchrun(self._launch.max_restarts - barren - 1)
             return None
         self._tell({"op": "done", "finished": False})
         return code
 
-    def _worth_another(self) -> bool:
-        """True unless the script never got as far as opening the run, or too many starts in a row finished no step."""
-        generation, barren = self._progress()
-        return generation > self._generation_at_launch and barren <= self._launch.max_restarts
-
-    def _progress(self) -> tuple[int, int]:
-        """Newest generation, and how many in a row up to it finished no new step."""
+    def _progress(self) -> tuple[int, int, bool]:
+        """Newest generation; how many in a row up to it finished no step; whether the agent is ending the launch."""
         answer = self._ask({"op": "progress"}) or {}
-        return int(answer.get("generation") or 0), int(answer.get("barren") or 0)
+        return int(answer.get("generation") or 0), int(answer.get("barren") or 0), bool(answer.get("ending"))
 
     def _end(self, code: int) -> int:
         self._kill_torchrun()
@@ -238,15 +237,15 @@ class Supervisor:
 
     # ------------------------------------------------------------------ torchrun
 
-    def _start_torchrun(self) -> None:
-        self._generation_at_launch, _barren = self._progress()
+    def _start_torchrun(self, own_restarts: int) -> None:
+        self._generation_at_launch, _barren, _ending = self._progress()
         command = [
             sys.executable,
             "-m",
             "surefoot.launch",
             "--nnodes=1",
             f"--nproc-per-node={self._launch.num_procs}",
-            f"--max-restarts={self._launch.max_restarts}",
+            f"--max-restarts={own_restarts}",
             "--rdzv-backend=c10d",
             "--rdzv-endpoint=localhost:0",
             f"--rdzv-id={secrets.token_hex(8)}",

@@ -39,8 +39,8 @@ def main() -> int:
     try:
         return asyncio.run(_run(config, pipe))
     except SurefootError as error:
-        print(f"surefoot: {error}", file=sys.stderr)  # noqa: T201 - the process's own last word
-        _say(pipe, {"error": str(error), "kind": type(error).__name__})
+        if not _say(pipe, {"error": str(error), "kind": type(error).__name__}):
+            print(f"surefoot: {error}", file=sys.stderr)  # noqa: T201 - nobody else says it
         return 1
 
 
@@ -71,13 +71,14 @@ async def _take_home(run: str, config: AgentConfig) -> Home:
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _say(pipe: int, message: dict[str, str]) -> None:
+def _say(pipe: int, message: dict[str, str]) -> bool:
+    """Tell whoever started this agent. False if they are gone, or were told before."""
     try:
         os.write(pipe, json.dumps(message).encode() + b"\n")
         os.close(pipe)
     except OSError:
-        # Whoever started this agent is gone, or was told before.
-        return
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -187,7 +187,9 @@ class Agent:
         """Wait until nobody will start or continue training here."""
         if self._config.supervised:
             await self._reception.supervisor_done.wait()
-            await self._crew.gone(10.0)
+            if not await self._crew.gone(2.0):
+                self._crew.stop_all()
+                await self._crew.gone(10.0)
             return
         owner = asyncio.create_task(_process_gone(self._config.owner_pid))
         idle = asyncio.create_task(self._crew.idle_for(_IDLE_S))

@@ -156,9 +156,10 @@ class Reception:
         elif operation == "progress":
             situation = self._situation
             generation = situation.generation.number if situation.has_generation else 0
-            await link.reply(body, generation=generation, barren=situation.barren())
+            ending = self._eviction.noticed.is_set() or situation.superseded_by is not None
+            await link.reply(body, generation=generation, barren=situation.barren(), ending=ending)
         elif operation == "done":
-            self._situation.finished = bool(body.get("finished"))
+            self._situation.finished = self._situation.finished or bool(body.get("finished"))
             self.supervisor_done.set()
 
     # ------------------------------------------------------------------ trainers
