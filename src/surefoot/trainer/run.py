@@ -112,7 +112,7 @@ class Run:
     ) -> None:
         if self._session is None:
             return
-        if kind is None and not self._complete:
+        if kind is None:
             self._session.take_leftover_saves(self._saves)
         self._close(clean=kind is None)
 
@@ -291,6 +291,7 @@ class _Session:
         self._images: list[tuple[Body, list[int]]] = []
         self._base_image: StepId | None = None
         self._habits_checked = False
+        self._registered = False
 
     # ------------------------------------------------------------------ opening
 
@@ -312,6 +313,9 @@ class _Session:
         except BaseException:
             _open_runs.discard(self._open_key)
             self._signals.remove()
+            if self._registered:
+                # The process may live on, as a notebook does, and try again.
+                self._goodbye(0, finished=False, wait_safe=False, failed=True)
             self._client.close()
             raise
 
@@ -351,14 +355,14 @@ class _Session:
         self._client.start()
 
     def _begin(self) -> int:
-        if not self._supervised:
-            problem = self._signals.install(self._client.wake_fd)
-            if problem is not None:
-                self._event("warning", what=problem)
+        problem = None if self._supervised else self._signals.install(self._client.wake_fd)
         try:
             answer, fds = self._client.register()
         except Refused as refused:
             raise refused.exit(0) from None
+        self._registered = True
+        if problem is not None:
+            self._event("warning", what=problem)
         for fd in fds:
             os.close(fd)
         self.board = Board.open(Path(answer["board"]))

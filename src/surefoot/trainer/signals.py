@@ -16,6 +16,7 @@ class SigtermNotice:
         self._previous: object = None
         self._previous_fd = -1
         self._installed = False
+        self._forking = threading.local()
 
     def install(self, wake_fd: int) -> str | None:
         """Install, from the main thread. Returns what to tell the user if that is not possible."""
@@ -26,7 +27,9 @@ class SigtermNotice:
         self._previous = signal.signal(signal.SIGTERM, self._note)
         self._previous_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         self._installed = True
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
+        )
         return None
 
     def remove(self) -> None:
@@ -35,11 +38,22 @@ class SigtermNotice:
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
         self._installed = False
 
-    def _forget(self) -> None:
-        # In a forked child: a SIGTERM to it is no notice for the trainer, and does to it what it did before.
+    # A SIGTERM to a forked child is no notice for the trainer, and does to the child what it did before. One that comes
+    # before the child has been told so waits, as SIGTERM is blocked while the fork goes on.
+
+    def _before_fork(self) -> None:
+        if self._installed:
+            self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def _after_fork(self) -> None:
+        if self._installed:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _after_fork_in_child(self) -> None:
         if self._installed:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         # The byte on the wake-up descriptor has told the watcher thread already.
