@@ -119,6 +119,10 @@ class AgentClient:
         except OSError:
             return
 
+    def event(self, kind: str, **fields: Any) -> None:
+        """Have the agent note an event."""
+        self.tell({"op": "event", "event": kind, "fields": fields})
+
     def close(self) -> None:
         self._closing.set()
         os.write(self._wake_writer, b"\0")

@@ -7,6 +7,9 @@ import signal
 import threading
 from types import FrameType
 
+SIGTERM_BYTE = bytes([signal.SIGTERM])
+"""What `signal.set_wakeup_fd` writes for SIGTERM."""
+
 
 class SigtermNotice:
     """Makes SIGTERM wake the watcher thread, which tells the agent. Python's own handlers would wait for the C call

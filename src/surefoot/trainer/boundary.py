@@ -1,0 +1,277 @@
+"""The boundary between two steps: where all ranks do the same, and where a step is taken."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from surefoot.board import NodeWord, Phase, RankWord
+from surefoot.clock import boot_ns, boot_s
+from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
+from surefoot.core.cadence import stage_every
+from surefoot.core.documents import compact
+from surefoot.core.layout import StepId
+from surefoot.core.plan import Leaf, Report
+from surefoot.errors import CorruptError
+from surefoot.segment import open_segment
+from surefoot.trainer import rng
+from surefoot.trainer.agreement import Agreement
+from surefoot.trainer.alone import Alone
+from surefoot.trainer.client import AgentClient
+from surefoot.trainer.flatten import Flat, dtype_name
+from surefoot.trainer.page import Page
+from surefoot.trainer.registry import Registry
+from surefoot.trainer.stage import Stager
+from surefoot.trainer.tensors import digest
+from surefoot.wire import Body
+
+_SLOT_LOOK_S = 0.0005
+_SAMPLE_EVERY_S = 1.0
+_MEASURED = 5
+"""Copies and steps whose median sets the cadence: one slow copy is no reason to leave steps out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A save that was asked for."""
+
+    tag: str | None
+    wait: bool
+    metrics: dict[str, Any]
+
+
+class Boundary:
+    """One trainer's boundaries in one generation."""
+
+    def __init__(
+        self,
+        client: AgentClient,
+        page: Page,
+        registry: Registry,
+        agreement: Agreement,
+        generation: int,
+        stage_setting: int | None,
+    ) -> None:
+        self._client = client
+        self._page = page
+        self._registry = registry
+        self._agreement = agreement
+        self._generation = generation
+        self._stage_setting = stage_setting
+        self._stager: Stager | None = None
+        self._signature: tuple[Any, ...] | None = None
+        self._drift = False
+        self._newest = -1
+        self._newest_message: Body | None = None
+        self._durable_served = 0
+        self._step_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_MEASURED)
+        self._copies_s: deque[float] = deque(maxlen=_MEASURED)
+        self._every = stage_setting or 1
+        self._sampled_s = 0.0
+        self._last_s = boot_s()
+
+    def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
+        """A step is finished: take it, as all ranks agreed. True if they agreed to stop here."""
+        now_s = boot_s()
+        self._step_s = now_s - self._last_s
+        self._steps_s.append(self._step_s)
+        self._page.set(RankWord.FINISHED, step + 1)
+        self._registry.check_habits()
+        flat = self._registry.flatten()
+        self._drift = self._stager is not None and flat.signature() != self._signature
+        agreed = self._agreement.settle(self._vector)
+        todo = at_boundary(agreed, step, planned=self._stager is not None, wanted=bool(saves), last=last)
+        if todo.skipped:
+            self._client.event("skipped", step=step, why="an upload still holds the slot")
+        must = todo.stop or last or bool(saves)
+        if todo.stage:
+            self._take(step, flat, todo, saves, last=last, must=must)
+        self._agreement.post(self._vector())
+        self._sample(step, boot_s() - now_s)
+        self._last_s = boot_s()
+        if saves and todo.stage:
+            self._wait_for(saves, StepId(step, self._generation))
+        return todo.stop
+
+    # ------------------------------------------------------------------ called by the watcher thread
+
+    @property
+    def segment_fd(self) -> int | None:
+        """The segment's descriptor, for an agent that does not know it."""
+        stager = self._stager
+        return stager.segment.fd if stager is not None and stager.segment.fd >= 0 else None
+
+    def pushed(self, body: Body) -> None:
+        """The agent asks for a slot to be kept, or lets one go."""
+        operation = body.get("op")
+        stager = self._stager
+        current = stager is not None and stager.plan.hash == body.get("plan")
+        if operation == "pin":
+            # Slots of a segment that this trainer does not fill (it has none yet, or another) are nobody's to reuse.
+            ok = not current or stager is None or stager.pin(body["slot"], body["seq"])
+            self._client.tell({"op": "granted", "slot": body["slot"], "seq": body["seq"], "ok": ok})
+        elif operation == "unpin" and current and stager is not None:
+            stager.unpin(body["slot"], body["seq"])
+
+    def news(self) -> list[Body]:
+        """What an agent that replaces another must hear."""
+        stager, newest = self._stager, self._newest_message
+        waiting = stager.tell_again() if stager is not None else []
+        return waiting if newest is None or newest in waiting else [*waiting, newest]
+
+    # ------------------------------------------------------------------ taking a step
+
+    def _vector(self) -> Vector:
+        stager = self._stager
+        return Vector(
+            notice=self._page.noticed,
+            replan=self._drift,
+            durable=self._page.board.node(NodeWord.DURABLE_WANTED) > self._durable_served,
+            # By the next boundary the newest step is sealed everywhere: the strict fence below sees to it.
+            free_slots=stager.free_slots(self._newest) if stager is not None else 1,
+            stage_every=self._every,
+        )
+
+    def _take(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool, must: bool) -> None:
+        record = self._record(step, flat, todo, saves, last)
+        drift = self._any_drift(step, record) if must else False
+        if todo.replan or drift:
+            self._plan(flat, len(record))
+        stager = self._stager
+        assert stager is not None
+        if self._drift or len(record) > stager.segment.geometry.record_capacity:
+            # Only this rank knows: all plan again at the next boundary, and this step has no whole image.
+            self._drift = True
+            self._client.event("skipped", step=step, why="the structure changed; planning again at the next step")
+            return
+        self._page.phase(Phase.FILLING)
+        slot = self._slot(stager, must)
+        started_s = boot_s()
+        stager.fill(slot, flat.tensors)
+        self._seal(stager, slot, step, record, _trigger(todo, saves, last), saves)
+        self._copies_s.append(boot_s() - started_s)
+        if self._stage_setting is None and len(self._copies_s) == _MEASURED:
+            copy_s, step_s = median(self._copies_s), median(self._steps_s)
+            self._every = stage_every(copy_s, step_s) if copy_s > step_s else 1
+
+    def _seal(
+        self, stager: Stager, slot: int, step: int, record: bytes, trigger: str | None, saves: list[Save]
+    ) -> None:
+        at = StepId(step, self._generation)
+        if trigger is not None:
+            self._durable_served = self._page.board.node(NodeWord.DURABLE_WANTED)
+        tag = next((save.tag for save in saves if save.tag is not None), None)
+        message = stager.seal(
+            slot,
+            at,
+            record,
+            staged_ns=boot_ns(),
+            message={
+                "op": "sealed",
+                "step": step,
+                "generation": self._generation,
+                "trigger": trigger,
+                "tag": tag,
+            },
+        )
+        self._newest = step
+        self._page.set(RankWord.SEALED, step + 1)
+        self._page.phase(Phase.SEALED)
+        self._newest_message = message
+        self._client.tell(message)
+
+    def _slot(self, stager: Stager, must: bool) -> int:
+        """A slot to fill. Waits, as the strict fence demands, until every rank has sealed what came before."""
+        asked = False
+        while True:
+            slot = stager.take(self._page.sealed_on_all(self._generation))
+            if slot is not None:
+                return slot
+            if must and not asked and stager.free_slots(self._newest) == 0:
+                asked = True
+                self._client.tell({"op": "need_slot"})
+            time.sleep(_SLOT_LOOK_S)
+
+    def _any_drift(self, step: int, record: bytes) -> bool:
+        """Before an image that must be whole: does any rank have to plan again first?
+
+        Raises:
+            UsageError: other ranks do not take this image at all.
+        """
+        stager = self._stager
+        drift = stager is None or self._drift or len(record) > stager.segment.geometry.record_capacity
+        if self._page.ranks.world_size == 1:
+            return drift
+        answer, _fds = self._client.request({"op": "check", "drift": drift}, give_up=Alone(self._page, step).why)
+        return bool(answer["replan"])
+
+    def _plan(self, flat: Flat, record_bytes: int) -> None:
+        """Report what is registered, and get the plan and a segment for it."""
+        several = self._page.ranks.world_size > 1
+        leaves = [
+            Leaf(
+                named.name,
+                dtype_name(named.tensor.dtype),
+                tuple(named.tensor.shape),
+                named.spread,
+                digest(named.tensor) if several and named.spread == "replicated" else "",
+            )
+            for named in flat.tensors
+        ]
+        report = Report(tuple(leaves), flat.structure).to_json()
+        answer, fds = self._client.request({"op": "report", "report": report, "record_bytes": record_bytes})
+        old = self._stager
+        segment = open_segment(fds[0], None, populate=True)
+        plan = segment.plan()
+        if plan.hash != answer["plan"]:
+            raise CorruptError("the agent handed over a segment of another plan")
+        self._stager = Stager(segment, plan, self._page.ranks.rank, answer["pinned"])
+        self._signature = flat.signature()
+        self._drift = False
+        if old is not None:
+            old.segment.close()
+
+    def _record(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], last: bool) -> bytes:
+        metrics: dict[str, Any] = {}
+        for save in saves:
+            metrics.update(save.metrics)
+        return compact(
+            {
+                "step": step,
+                "generation": self._generation,
+                "rank": self._page.ranks.rank,
+                "world_size": self._page.ranks.world_size,
+                "trigger": _trigger(todo, saves, last),
+                "tag": next((save.tag for save in saves if save.tag is not None), None),
+                "metrics": metrics,
+                "values": flat.values,
+                "positions": self._registry.positions(),
+                "rng": rng.capture(),
+            }
+        )
+
+    def _wait_for(self, saves: list[Save], at: StepId) -> None:
+        if any(save.wait for save in saves):
+            answer, _fds = self._client.request({"op": "wait", "step": at.step, "generation": at.generation}, None)
+            del answer
+
+    def _sample(self, step: int, stall_s: float) -> None:
+        now_s = boot_s()
+        if now_s - self._sampled_s >= _SAMPLE_EVERY_S:
+            self._sampled_s = now_s
+            self._client.event("step", rank=self._page.ranks.rank, step=step, step_s=round(self._step_s, 6))
+            self._client.event("stall", rank=self._page.ranks.rank, step=step, stall_s=round(stall_s, 6))
+
+
+def _trigger(todo: BoundaryPlan, saves: list[Save], last: bool) -> str | None:
+    if todo.stop:
+        return "emergency"
+    if last:
+        return "final"
+    if saves:
+        return "manual"
+    return "periodic" if todo.durable else None

@@ -1,0 +1,53 @@
+"""A trainer's own page of the board."""
+
+from __future__ import annotations
+
+from surefoot.board import Board, NodeWord, Phase, RankWord
+from surefoot.exits import EVICTED, SUPERSEDED
+from surefoot.trainer.place import Ranks
+
+_NEVER_BEHIND = 1 << 62
+"""SEALED of a rank that has left: nobody waits for it any more."""
+
+
+class Page:
+    """Reads the node's words and its neighbours', writes its own."""
+
+    def __init__(self, board: Board, ranks: Ranks, incarnation: int) -> None:
+        self.board = board
+        self.ranks = ranks
+        self._incarnation = incarnation
+
+    def open(self, generation: int, pid: int) -> None:
+        """From here on the page is this incarnation's."""
+        self.set(RankWord.INCARNATION, self._incarnation)
+        self.set(RankWord.PID, pid)
+        self.set(RankWord.SEALED, 0)
+        self.set(RankWord.SEALED_GENERATION, generation)
+
+    def set(self, word: RankWord, value: int) -> None:
+        self.board.set_rank(self.ranks.local_rank, word, value)
+
+    def phase(self, phase: Phase) -> None:
+        self.set(RankWord.PHASE, phase)
+
+    def leave(self) -> None:
+        self.set(RankWord.SEALED, _NEVER_BEHIND)
+
+    @property
+    def noticed(self) -> bool:
+        """An eviction was announced."""
+        return self.board.node(NodeWord.NOTICE) == 1
+
+    def sealed_on_all(self, generation: int) -> int:
+        return self.board.sealed_on_all(generation, self.ranks.local_world_size)
+
+    def must_end(self) -> bool:
+        """The agent's stop word names this incarnation."""
+        return self.board.rank(self.ranks.local_rank, RankWord.STOP) == self._incarnation
+
+    def end_code(self) -> int:
+        """Exit code of a trainer that is ended."""
+        if self.board.node(NodeWord.SUPERSEDED):
+            return SUPERSEDED
+        return EVICTED if self.noticed else 1

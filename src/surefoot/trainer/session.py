@@ -1,0 +1,279 @@
+"""An open run: one trainer's part between entry and exit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.board import Board, Phase, RankWord
+from surefoot.core.cadence import Cadence
+from surefoot.core.plan import Plan
+from surefoot.errors import ConfigError, SurefootError, UsageError
+from surefoot.exits import EVICTED_UNSAVED, Evicted
+from surefoot.home import Use
+from surefoot.spawn import find_or_spawn, launch_key
+from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
+from surefoot.trainer.boundary import Boundary, Save
+from surefoot.trainer.client import AgentClient, Refused
+from surefoot.trainer.data import Position
+from surefoot.trainer.page import Page
+from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_ranks, find_uri, own_agent_config
+from surefoot.trainer.registry import Registry
+from surefoot.trainer.restore import MappedImage, map_image
+from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
+from surefoot.wire import Body
+
+_open_runs: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How a run is to be kept."""
+
+    to: str | None
+    disks: tuple[str, ...]
+    cadence: Cadence
+    grace_s: float
+    resume: str
+    stage: int | None
+
+
+class Session:
+    """Opens, restores, crosses boundaries, leaves. Its callbacks run in the watcher thread."""
+
+    def __init__(self, options: Options, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
+        self._options = options
+        self._incarnation = secrets.randbits(62) | 1
+        self._registry = Registry(objects, state, self._warn)
+        self._signals = SigtermNotice()
+        self._images: list[tuple[Body, list[int]]] = []
+        self._registered = False
+        self._page: Page | None = None
+        self._boundary: Boundary | None = None
+        self.generation = 0
+        self._ranks: Ranks
+        self._client: AgentClient
+        self._agreement: Agreement
+        self._use: Use
+
+    # ------------------------------------------------------------------ opening
+
+    def open(self) -> int:
+        """Find the agent, wait for all ranks, restore. Returns the steps finished so far."""
+        check_platform()
+        self._ranks = find_ranks()
+        self._uri = find_uri(self._options.to)
+        self._open_key = self._uri if "://" in self._uri else os.path.realpath(self._uri)
+        if self._open_key in _open_runs:
+            raise UsageError(
+                f"{self._uri} is already open in this process: leave its `with` block, or call its close(), first"
+            )
+        self._registry.register()
+        self._connect()
+        _open_runs.add(self._open_key)
+        try:
+            return self._begin()
+        except BaseException:
+            _open_runs.discard(self._open_key)
+            self._signals.remove()
+            if self._registered:
+                # The process may live on, as a notebook does, and try again.
+                self._goodbye(0, finished=False, wait_safe=False, failed=True)
+            self._client.close()
+            raise
+
+    def _connect(self) -> None:
+        options = self._options
+        path = os.environ.get(AGENT_VARIABLE)
+        self._supervised = path is not None
+        respawn = None
+        if path is None:
+            config = own_agent_config(
+                self._uri, options.disks, options.cadence, options.grace_s, options.resume, self._ranks.world_size
+            )
+            key = launch_key(config.owner_pid, self._uri)
+            path = str(find_or_spawn(config, key)["socket"])
+
+            def respawn() -> None:
+                find_or_spawn(config, key)
+
+        elif options.disks:
+            raise ConfigError("under `surefoot run`, local drives are named there: surefoot run --disk DIR")
+        self._client = AgentClient(path, self._hello, self._pushed, self._news, self._tick, respawn)
+        self._client.start()
+
+    def _begin(self) -> int:
+        problem = None if self._supervised else self._signals.install(self._client.wake_fd)
+        try:
+            answer, fds = self._client.register()
+        except Refused as refused:
+            raise refused.exit(0) from None
+        self._registered = True
+        if problem is not None:
+            self._warn(problem)
+        for fd in fds:
+            os.close(fd)
+        board = Board.open(Path(answer["board"]))
+        self._use = Use(board.path.parent)
+        self.generation = int(answer["generation"])
+        page = self._page = Page(board, self._ranks, self._incarnation)
+        page.open(self.generation, os.getpid())
+        page.phase(Phase.RESTORING)
+        finished = self._load(answer.get("start"))
+        page.set(RankWord.FINISHED, finished + 1)
+        self._agreement = GlooAgreement() if self._ranks.world_size > 1 else LoneAgreement()
+        self._boundary = Boundary(
+            self._client, page, self._registry, self._agreement, self.generation, self._options.stage
+        )
+        page.phase(Phase.TRAINING)
+        return finished
+
+    def _load(self, start: Body | None) -> int:
+        error: SurefootError | None = None
+        try:
+            step = self._restore(start) if start is not None else 0
+        except SurefootError as caught:
+            error = caught
+            step = 0
+        except Exception as caught:  # noqa: BLE001 - the user's load_state_dict may raise anything; all ranks hear of it
+            error = ConfigError(f"loading the checkpoint failed: {type(caught).__name__}: {caught}")
+            error.__cause__ = caught
+        try:
+            self._client.request({"op": "loaded", "error": None if error is None else f"{error}"})
+        except SurefootError as others:
+            raise error or others from None
+        if error is not None:
+            raise error
+        return step
+
+    def _restore(self, start: Body) -> int:
+        plan = Plan.from_body(start["plan"])
+        images: dict[int, MappedImage] = {}
+        for body, fds in self._images:
+            images[body["rank"]] = map_image(body["rank"], fds[0], body["offset"], body["size"])
+        self._images.clear()
+        if plan.world_size != self._ranks.world_size:
+            self._warn(
+                f"saved by {plan.world_size} rank(s), resumed by {self._ranks.world_size}: each rank goes on at its "
+                "own batch count, so samples may repeat or be left out"
+            )
+        self._registry.load(plan, start["record"], int(start["of_rank"]), images, self._ranks.rank)
+        return int(start["step"])
+
+    # ------------------------------------------------------------------ while it is open
+
+    @property
+    def board(self) -> Board:
+        return self._own_page.board
+
+    def position_of(self, loader: Any) -> Position:
+        return self._registry.position_of(loader)
+
+    def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
+        """A step is finished. True if this is where all ranks stop, because they are being evicted."""
+        assert self._boundary is not None
+        stop = self._boundary.cross(step, saves, last=last)
+        if not stop or last:
+            self._own_page.phase(Phase.TRAINING)
+        return stop and not last
+
+    def say_leftover(self, saves: list[Save]) -> None:
+        """Saves asked for after the last finished step have no step to be taken at."""
+        if saves:
+            self._warn("save() was called, but no step finished after it: nothing was saved by it")
+
+    # ------------------------------------------------------------------ leaving
+
+    def make_safe(self, step: int) -> None:
+        """All steps are done: wait until the last one is durable.
+
+        Raises:
+            SurefootError: it cannot be made durable.
+        """
+        if step:
+            self._client.request({"op": "ensure", "step": step}, None)
+
+    def close(self, *, clean: bool, finished: bool, step: int) -> None:
+        """Leave in good order, or because of an error of the script's own."""
+        if clean:
+            self._agreement.leave()
+        self._own_page.leave()
+        self._goodbye(step, finished=finished, wait_safe=False, failed=not clean)
+        self._end()
+
+    def leave_evicted(self, step: int) -> Evicted:
+        """Leave because this machine is being taken away. Returns the exit to raise."""
+        self._agreement.leave()
+        safe = self._goodbye(step, finished=False, wait_safe=not self._supervised)
+        self._end()
+        leaving = Evicted(step)
+        if not self._supervised and not safe:
+            leaving.code = EVICTED_UNSAVED
+        return leaving
+
+    def _goodbye(self, step: int, *, finished: bool, wait_safe: bool, failed: bool = False) -> bool:
+        if self._page is not None:
+            self._page.phase(Phase.LEAVING)
+        try:
+            answer, _fds = self._client.request(
+                {"op": "bye", "step": step, "finished": finished, "wait_safe": wait_safe, "failed": failed},
+                within_s=None if wait_safe else 10.0,
+            )
+        except SurefootError:
+            # Nobody to say goodbye to: the agent sees the process end.
+            return False
+        return bool(answer.get("safe"))
+
+    def _end(self) -> None:
+        self._signals.remove()
+        self._client.close()
+        self._use.close()
+        _open_runs.discard(self._open_key)
+
+    # ------------------------------------------------------------------ called by the watcher thread
+
+    def _hello(self, reconnect: bool) -> tuple[Body, list[int]]:
+        ranks = self._ranks
+        fd = self._boundary.segment_fd if reconnect and self._boundary is not None else None
+        hello = {
+            "role": "trainer",
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "local_rank": ranks.local_rank,
+            "local_world_size": ranks.local_world_size,
+            "incarnation": self._incarnation,
+            "reconnect": reconnect,
+        }
+        return hello, [] if fd is None else [fd]
+
+    def _pushed(self, body: Body, fds: list[int]) -> None:
+        if body.get("op") == "image":
+            self._images.append((body, fds))
+        elif self._boundary is not None:
+            self._boundary.pushed(body)
+
+    def _news(self) -> list[Body]:
+        """What an agent that replaces another must hear."""
+        return self._boundary.news() if self._boundary is not None else []
+
+    def _tick(self, woken: bytes) -> None:
+        if SIGTERM_BYTE in woken:
+            self._client.tell({"op": "notice", "source": "sigterm"})
+        page = self._page
+        if page is not None and page.must_end():
+            # From any state of the main thread, also from inside a collective: nothing of it is needed any more.
+            os._exit(page.end_code())
+
+    # ------------------------------------------------------------------ small things
+
+    @property
+    def _own_page(self) -> Page:
+        assert self._page is not None
+        return self._page
+
+    def _warn(self, what: str) -> None:
+        self._client.event("warning", what=what)
