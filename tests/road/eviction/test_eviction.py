@@ -67,6 +67,7 @@ def _check_safe(run: Evicted, code: int) -> None:
 
 def _check_resumed(run: Evicted, undisturbed: list[dict[str, Any]]) -> None:
     """Started again, it goes on to the end, and every line is that of the undisturbed run, none trained twice."""
+    (run.root / "evict-me").unlink(missing_ok=True)
     run.job.start()
     assert run.wait_for_end() == FINISHED, run.job.output_tail()
     assert run.lines() == undisturbed
