@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +163,12 @@ def processes_with(text: str) -> Iterator[int]:
 def _serve(connection: socket.socket) -> dict[str, Any]:
     """Answer requests for ever; returns a request in the child that is to run it."""
     import torch
-    import torch.distributed
 
     import surefoot
 
+    # What the first optimizer or DistributedDataParallel of a process imports: a good second of work.
+    import_module("torch._dynamo")
+    assert threading.active_count() == 1, "a process with threads must not fork"
     del torch, surefoot
     stream = connection.makefile("rw")
     running: set[int] = set()
