@@ -30,7 +30,7 @@ campaign: install
 	$(BIN)/python -m pytest -m campaign tests
 
 bench: install
-	$(BIN)/surefoot bench
+	$(BIN)/surefoot bench save
 
 clean:
 	rm -rf $(VENV)

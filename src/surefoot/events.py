@@ -9,7 +9,7 @@ there is one). The fields beside these, by event:
     step               step, step_s: seconds a step took, sampled (at most one a second)
     planned            items, bytes, slots, slot_bytes, place: shm or memfd
     stall              step, stall_s: training thread's wait for staging, sampled
-    sealed             step, bytes, trigger
+    sealed             rank, step, bytes, trigger: each one that is to be shipped, of the others a sample
     skipped            step, why
     committed          step, tier, bytes, seconds, trigger, tag
     copied             step, tier, bytes, seconds: a copy on a local disk

@@ -16,6 +16,7 @@ from surefoot.agent.pins import Pins
 from surefoot.agent.planning import Planner
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
+from surefoot.clock import boot_s
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
 from surefoot.errors import AgentError, SurefootError
@@ -23,6 +24,7 @@ from surefoot.exits import EVICTED, SUPERSEDED
 from surefoot.wire import Body
 
 _LOOK_EVERY_S = 0.02
+_SAMPLE_EVERY_S = 1.0
 
 
 class Surroundings(Protocol):
@@ -62,6 +64,7 @@ class Reception:
         self._grace_s = grace_s
         self._around = around
         self._checks: dict[int, tuple[Worker, Body]] = {}
+        self._said_sealed_s = 0.0
         self._supervisor: Link | None = None
         self.supervisor_done = asyncio.Event()
         """The supervisor said that its launch is over, or died."""
@@ -207,6 +210,14 @@ class Reception:
             self._shipper.sealed(segment, slot, seq, at, trigger, tag, worker.world_size)
         await self._shipper.passed(worker.rank, at)
         self._hasher.note(segment, slot)
+        self._say_sealed(worker.rank, at.step, segment.geometry.image_bytes, trigger)
+
+    def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
+        """Each image that is to be shipped; of the others a sample."""
+        now_s = boot_s()
+        if trigger is not None or now_s - self._said_sealed_s >= _SAMPLE_EVERY_S:
+            self._said_sealed_s = now_s
+            self._journal.record("sealed", rank=rank, step=step, bytes=size_bytes, trigger=trigger)
 
     async def _check(self, worker: Worker, body: Body) -> None:
         """All ranks ask, all get the same answer: whether any of them must plan again before this image."""
