@@ -11,10 +11,13 @@ growing list is no new structure. The structure is part of the plan, the values 
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,7 +56,8 @@ class Flat:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal as long as the plan fits."""
-        return (self.structure, [(t.name, t.tensor.dtype, t.tensor.shape, t.spread) for t in self.tensors])
+        with uncollected():
+            return (self.structure, [(t.name, t.tensor.dtype, t.tensor.shape, t.spread) for t in self.tensors])
 
 
 class Flattener:
@@ -93,7 +97,10 @@ class Flattener:
             if not any(nodes):
                 return None
             pairs = [
-                [encode(key, path, extras=EXTRAS), node or self._value(item, f"{path}.{key}")]
+                [
+                    key if _is_plain(key) else encode(key, path, extras=EXTRAS),
+                    node or self._value(item, f"{path}.{key}"),
+                ]
                 for (key, item), node in zip(value.items(), nodes, strict=True)
             ]
             return {"$dict": pairs, "type": type(value).__name__}
@@ -117,8 +124,9 @@ class Flattener:
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         known = self._seen.get(key) if tensor.numel() else None
         if known is None:
-            known = self._seen[key] = self._unique(path if is_tensor_name(path) else ascii(path))
-            self._tensors.append(NamedTensor(known, tensor.detach(), self._spread(tensor, path)))
+            known = self._seen[key] = self._unique(_readable(path))
+            alias = tensor.detach() if tensor.requires_grad else tensor
+            self._tensors.append(NamedTensor(known, alias, self._spread(tensor, path)))
         # A tied tensor is kept once: the second place refers to the first one's name.
         return {"$tensor": known}
 
@@ -162,6 +170,31 @@ def check_keepable(tensor: torch.Tensor, path: str) -> None:
         raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be kept")
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles while thousands of nodes are made, none of which is in one: each would walk the heap."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _readable(path: str) -> str:
+    """A tensor's name from its path; other text only where the path cannot be a name."""
+    # Most paths are plain, and this is asked for every tensor at every boundary.
+    plain = path.isascii() and not path.startswith("_")
+    return path if plain or is_tensor_name(path) else ascii(path)
+
+
+def _is_plain(key: object) -> bool:
+    """True for a key that is its own encoding."""
+    return type(key) is str and key.isascii()
+
+
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

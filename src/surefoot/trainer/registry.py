@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from surefoot.core.plan import Plan
 from surefoot.trainer import rng
 from surefoot.trainer.data import Position, shield
-from surefoot.trainer.flatten import Flat, Flattener
+from surefoot.trainer.flatten import Flat, Flattener, uncollected
 from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep
 from surefoot.trainer.restore import MappedImage, load
 
@@ -61,8 +61,9 @@ class Registry:
             and ids
             and all(id(p) in ids for group in value.param_groups for p in group["params"])
         ]
-        trees = {name: kept.tree() for name, kept in self._kept.items()}
-        return Flattener(replicated).flatten(trees, optimizers)
+        with uncollected():
+            trees = {name: kept.tree() for name, kept in self._kept.items()}
+            return Flattener(replicated).flatten(trees, optimizers)
 
     def load(
         self, plan: Plan, record: Mapping[str, Any], of_rank: int, images: Mapping[int, MappedImage], rank: int
