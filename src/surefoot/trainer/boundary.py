@@ -21,7 +21,7 @@ from surefoot.trainer import rng
 from surefoot.trainer.agreement import Agreement
 from surefoot.trainer.alone import Alone
 from surefoot.trainer.client import AgentClient
-from surefoot.trainer.flatten import Flat, dtype_name
+from surefoot.trainer.flatten import Flat, dtype_name, uncollected
 from surefoot.trainer.page import Page
 from surefoot.trainer.registry import Registry
 from surefoot.trainer.stage import Stager
@@ -140,7 +140,8 @@ class Boundary:
         record = self._record(step, flat, todo, saves, last)
         drift = self._any_drift(step, record) if must else False
         if todo.replan or drift:
-            self._plan(flat, len(record))
+            with uncollected():
+                self._plan(flat, len(record))
         stager = self._stager
         assert stager is not None
         if self._drift or len(record) > stager.segment.geometry.record_capacity:

@@ -16,7 +16,7 @@ from surefoot.core.plan import Plan, structure_leaves
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.trainer.flatten import unflatten
 from surefoot.trainer.objects import Kept, KeptModule
-from surefoot.trainer.tensors import box_view
+from surefoot.trainer.tensors import box_view, memory_view
 
 _OWN_REFERENCES = 2
 """To a mapping that nobody views: the `MappedImage`'s and that of the question itself."""
@@ -97,9 +97,10 @@ def _tensors(
         for rank in {sources[leaf].rank for leaf in needed}
         for box, offset in plan.image(rank).places
     }
+    memory = {rank: memory_view(image.mapping) for rank, image in images.items()}
     for leaf in needed:
         item = sources[leaf]
         if item.rank not in images:
             raise CorruptError(f"the image of rank {item.rank}, which holds {leaf}, did not arrive")
-        image = images[item.rank]
-        yield leaf, box_view(image.mapping, item.box, image.offset + offsets[item.rank, item.box.name])
+        start = images[item.rank].offset
+        yield leaf, box_view(memory[item.rank], item.box, start + offsets[item.rank, item.box.name])

@@ -17,7 +17,7 @@ from surefoot.core.plan import Plan
 from surefoot.core.slots import NEVER, SlotView, reusable
 from surefoot.segment import Segment
 from surefoot.trainer.flatten import NamedTensor
-from surefoot.trainer.tensors import box_view, copy_all
+from surefoot.trainer.tensors import box_view, copy_all, memory_view
 from surefoot.wire import Body
 
 
@@ -27,8 +27,7 @@ class Stager:
     def __init__(self, segment: Segment, plan: Plan, rank: int, pinned: Sequence[int]) -> None:
         self.segment = segment
         self.plan = plan
-        self._leaves = [item.leaf for item in plan.items if item.rank == rank]
-        self._views = [self._slot_views(slot, plan, rank) for slot in range(segment.num_slots)]
+        self._views = _slot_views(segment, plan, rank)
         self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
         self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
         """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
@@ -95,8 +94,11 @@ class Stager:
         sealed = self.segment.sealed(slot)
         return sealed.at.step if sealed is not None else NEVER
 
-    def _slot_views(self, slot: int, plan: Plan, rank: int) -> list[tuple[str, torch.Tensor]]:
-        leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank}
-        start = self.segment.geometry.image_offset(slot)
-        image = plan.image(rank)
-        return [(leaf_of[box.name], box_view(self.segment.memory, box, start + offset)) for box, offset in image.places]
+
+def _slot_views(segment: Segment, plan: Plan, rank: int) -> list[list[tuple[str, torch.Tensor]]]:
+    """For each slot, every leaf that this rank keeps with its place there."""
+    leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank}
+    places = [(leaf_of[box.name], box, offset) for box, offset in plan.image(rank).places]
+    memory = memory_view(segment.memory)
+    starts = [segment.geometry.image_offset(slot) for slot in range(segment.num_slots)]
+    return [[(leaf, box_view(memory, box, start + offset)) for leaf, box, offset in places] for start in starts]

@@ -22,15 +22,21 @@ _COPIED_AS = {
 """Element types for which not every kernel exists: they are moved as integers of their size."""
 
 
-def box_view(memory: memoryview | mmap.mmap, box: Box, offset: int) -> torch.Tensor:
-    """A box's tensor, aliasing `memory` from byte `offset` on."""
-    if box.size_bytes == 0:
-        return torch.empty(box.shape, dtype=torch_dtype(box.dtype))
+def memory_view(memory: memoryview | mmap.mmap) -> torch.Tensor:
+    """All of `memory` as bytes, aliasing it."""
     with warnings.catch_warnings():
         # Read-only memory is meant: restore sources are never written.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        raw = torch.frombuffer(memory, dtype=torch.uint8, count=box.size_bytes, offset=offset)
-    return raw.view(torch_dtype(box.dtype)).view(box.shape)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def box_view(memory: torch.Tensor, box: Box, offset: int) -> torch.Tensor:
+    """A box's tensor, aliasing `memory` (bytes) from byte `offset` on."""
+    dtype = torch_dtype(box.dtype)
+    size_bytes = box.size_bytes
+    if size_bytes == 0:
+        return torch.empty(box.shape, dtype=dtype)
+    return memory[offset : offset + size_bytes].view(dtype).view(box.shape)
 
 
 def torch_dtype(name: str) -> torch.dtype:
