@@ -90,7 +90,7 @@ def _core(each: _Import) -> bool:
 
 _PICKLES = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle")
 _TORCH = ("torch", "torchvision", "torchaudio")
-_TORCH_PLACES = ("surefoot.trainer", "surefoot.launch", "surefoot.scenario")
+_TORCH_PLACES = ("surefoot.bench", "surefoot.trainer", "surefoot.launch", "surefoot.scenario")
 # What a rule says must not be: the importer, and the import that breaks it.
 _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
     "core imports the standard library's pure part, errors and itself": lambda i: (
