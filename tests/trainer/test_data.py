@@ -208,7 +208,7 @@ def test_an_iterator_made_before_does_not_matter() -> None:
 def test_orders_differ_between_epochs() -> None:
     """The comparison above would also hold for a loader that repeats itself: this one does not."""
     seen = _Trainer(_LOADERS["shuffled"], None).train(12)
-    ids = [sum((batch[0] for batch in seen[start : start + 6]), []) for start in (0, 6)]
+    ids = [[one for batch in seen[start : start + 6] for one in batch[0]] for start in (0, 6)]
     assert sorted(ids[0]) == sorted(ids[1]) == list(range(23))
     assert ids[0] != ids[1]
 
@@ -249,10 +249,10 @@ def test_going_there_by_reading_is_said() -> None:
     assert "batch 3" in second.warnings[0]
 
 
-@pytest.mark.parametrize("empty", [lambda: [], lambda: DataLoader(_Augmented(0), 4), lambda: iter([])])
+@pytest.mark.parametrize("empty", [list, lambda: DataLoader(_Augmented(0), 4), lambda: iter([])])
 def test_an_empty_loader_is_an_error(empty: Callable[[], Any]) -> None:
     """It would be iterated for ever."""
-    with pytest.raises(ConfigError, match="^loader: the loader yields no batch"):
+    with pytest.raises(ConfigError, match=r"^loader: the loader yields no batch"):
         next(Position("loader", empty(), print).batches())
 
 
