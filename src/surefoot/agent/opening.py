@@ -103,8 +103,9 @@ class Opening:
             world_size=generation.world_size,
             workers=[worker.pid for worker in self._crew.workers],
         )
-        if image is not None and image.source.committed:
-            self._situation.committed = image.source.at
+        self._situation.rebase(
+            image.source.at if image is not None else None, committed=image is not None and image.source.committed
+        )
         self._void_history(list(image.held.parts) if image is not None and image.held is not None else [])
         self._situation.enter(generation, image.source.at.step if image is not None else 0)
         self._situation.forget_ranks(generation.world_size)

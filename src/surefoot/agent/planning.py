@@ -52,14 +52,15 @@ class Planner:
             self._reports.clear()
 
     async def _answer_all(self, world_size: int) -> None:
+        # Kept until the plan stands: whoever reported is answered, whatever comes of it.
         entries = [self._reports[rank] for rank in range(world_size)]
-        self._reports.clear()
         plan = make_plan([report for _worker, _request, report in entries])
         record_bytes = max(Fields(request, "report").integer("record_bytes") for _w, request, _r in entries)
         segments = self._reserve(plan, round_up(2 * record_bytes + _RECORD_SPARE_BYTES))
         self._say(plan, segments)
         self._on_planned(plan)
         pinned = self._pinned()
+        self._reports.clear()
         for (worker, request, _report), segment in zip(entries, segments, strict=True):
             mine = [slot for other, slot in pinned if other is segment]
             await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": mine}, (segment.fd,))

@@ -393,11 +393,12 @@ class Shipper:
             task.add_done_callback(lambda done: self._preempted(done, running))
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
-        # Shipped again, should there be time left: a waiting save() is not forgotten.
+        # Shipped again, should there be time left: a waiting save() is not forgotten. An older periodic one is: what
+        # overtook it is newer, and so will be whatever is taken after it.
         if task.cancelled() and delivery.committed:
             self._spare.extend((rank, *part) for rank, part in delivery.parts.items())
             self._wake.set()
-        elif task.cancelled():
+        elif task.cancelled() and delivery.trigger != "periodic":
             self._deliveries.append(delivery)
             self._wake.set()
 

@@ -57,7 +57,17 @@ class Situation:
         finished = self.finished_before if self.finished_before is not None else self.finished_on_all()
         return (finished or 0) <= self.begun_at
 
+    def rebase(self, start: StepId | None, *, committed: bool) -> None:
+        """A generation starts from an image: what was committed beyond it is not of its history."""
+        if start is None or (not committed and self.committed is not None and self.committed > start):
+            self.committed = None
+        elif committed:
+            self.committed = start
+
     def note_commit(self, at: StepId, tier: str, staged_ns: int) -> None:
+        """A step is durable. An older one that comes late, overtaken by an emergency's, changes nothing."""
+        if self.committed is not None and at <= self.committed:
+            return
         self.committed = at
         self.committed_tier = tier
         self.board.set_node(NodeWord.COMMITTED_NS, staged_ns)

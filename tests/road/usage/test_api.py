@@ -285,7 +285,6 @@ def test_a_forked_childs_sigterm_is_its_own(place: Place) -> None:
         assert not run.evicting
 
 
-@pytest.mark.xfail(run=False, reason="the agent forgets whom to answer when a plan is refused: the trainer waits")
 def test_a_job_that_cannot_fit_is_refused_with_the_sizes(place: Place) -> None:
     """More state than two slots have room for on this machine: said with need and have, before memory is touched."""
     huge = torch.empty(1)

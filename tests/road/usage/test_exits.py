@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from conftest import Stage
+from stage import Stage
 
 
 def committed(stage: Stage) -> int:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import SCENES, Stage
+from stage import SCENES, Stage
 
 
 def said(text: str) -> list[Any]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import Stage
+from stage import Stage
 
 
 def printed(text: str) -> list[Any]:
