@@ -30,6 +30,7 @@ _NOTICES = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGHUP: "
 _TICK_S = 0.05
 _SPAWNS_AT_MOST = 5
 _SPAWNS_WITHIN_S = 30.0
+_LIVED_S = 1.0
 _DRAIN_WITHIN_S = 960.0
 
 
@@ -59,6 +60,7 @@ class Supervisor:
         self._noticed: str | None = None
         self._drained: int | None = None
         self._respawns: list[float] = []
+        self._agent_since_s = 0.0
         self._wake_reader, self._wake_writer = os.pipe()
 
     def run(self) -> int:
@@ -170,6 +172,7 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         self._agent, self._answer = spawn_agent(self._config)
+        self._agent_since_s = boot_s()
         self._link = wire.connect(self._answer["socket"], 10.0)
         wire.send(self._link, {"role": "supervisor"})
         if self._torchrun is not None:
@@ -181,7 +184,9 @@ class Supervisor:
         assert self._agent is not None
         if self._drained is not None:
             return
-        self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()]
+        lived_s = boot_s() - self._agent_since_s
+        # One that has served for a while was killed; one that ends at once will end again.
+        self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()] if lived_s < _LIVED_S else []
         if len(self._respawns) > _SPAWNS_AT_MOST and self._respawns[-1] - self._respawns[0] < _SPAWNS_WITHIN_S:
             raise AgentError("the node agent ended again and again; what it printed says why")
         if self._link is not None:

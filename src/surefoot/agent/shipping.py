@@ -258,6 +258,10 @@ class Shipper:
 
     async def _deliver(self, delivery: Delivery) -> None:
         await asyncio.sleep(max(0.0, delivery.not_before_s - boot_s()))
+        committed = self._situation.committed
+        if delivery.trigger == "periodic" and committed is not None and committed > delivery.at:
+            await self._give_up(delivery, "a newer step is durable already")
+            return
         delivery.attempt += 1
         started_s, started_ns = boot_s(), boot_ns()
         try:
