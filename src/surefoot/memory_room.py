@@ -17,12 +17,6 @@ def available_bytes() -> int:
     return min(_machine_bytes(), *(_group_bytes(*files) for files in _GROUP_FILES))
 
 
-def total_bytes() -> int:
-    """Memory of the machine, or the control group's limit if that is less."""
-    limits = (_number(limit) for limit, _usage in _GROUP_FILES)
-    return min(_meminfo("MemTotal"), *(limit or _UNLIMITED for limit in limits))
-
-
 def _machine_bytes() -> int:
     return _meminfo("MemAvailable")
 
