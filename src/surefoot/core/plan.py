@@ -8,21 +8,24 @@ can be read without the bucket.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+from surefoot.core.cover import cover_flaw
 from surefoot.core.documents import Fields, compact, digest, parse_json
-from surefoot.core.dtypes import ITEM_BYTES
+from surefoot.core.dtypes import ITEM_BYTES, SAFETENSORS_NAME
 from surefoot.core.image import Box, Image, build_image, is_tensor_name
 from surefoot.errors import CorruptError, UnsupportedStateError
 
-Spread = Literal["replicated", "local"]
-"""`replicated`: equal on all ranks, kept once. `local`: each rank keeps its own."""
+Spread = Literal["replicated", "local", "sharded"]
+"""`replicated`: equal on all ranks, kept once. `local`: each rank keeps its own. `sharded`: each rank has one block of
+a larger tensor; blocks that several ranks have are kept once."""
 
 MAX_DIMENSIONS = 64
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +37,26 @@ class Leaf:
     shape: tuple[int, ...]
     spread: Spread
     digest: str = ""
-    """Hash of its bytes, for a leaf claimed to be replicated: the claim is checked, not believed."""
+    """Hash of its bytes, for what other ranks claim to have too: the claim is checked, not believed."""
+    offset: tuple[int, ...] = ()
+    """Of a sharded leaf: where its block begins in the whole tensor."""
+    global_shape: tuple[int, ...] = ()
+    """Of a sharded leaf: the whole tensor's shape."""
 
     def to_json(self) -> list[Any]:
-        return [self.name, self.dtype, list(self.shape), self.spread, self.digest]
+        place = [list(self.offset), list(self.global_shape)]
+        return [self.name, self.dtype, list(self.shape), self.spread, self.digest, *place]
 
     @classmethod
     def from_json(cls, data: Any) -> Leaf:
-        if type(data) is not list or len(data) != 5:
-            raise CorruptError("report: a leaf is not a list of five fields")
-        name, dtype, shape, spread, leaf_digest = data
-        _check_box("report", name, dtype, shape)
+        if type(data) is not list or len(data) != 7:
+            raise CorruptError("report: a leaf is not a list of seven fields")
+        name, dtype, shape, spread, leaf_digest, offset, global_shape = data
+        for lengths in (shape, offset, global_shape):
+            _check_box("report", name, dtype, lengths)
         if spread not in get_args(Spread) or type(leaf_digest) is not str:
             raise CorruptError(f"report: leaf {name!r} has spread {spread!r}")
-        return cls(name, dtype, tuple(shape), spread, leaf_digest)
+        return cls(name, dtype, tuple(shape), spread, leaf_digest, tuple(offset), tuple(global_shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,15 @@ class Item:
     """Name of the leaf as reported: the box's name without the rank's mark."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What any of several ranks could keep for all of them."""
+
+    leaf: Leaf
+    spread: Spread
+    holders: Sequence[int]
+
+
 @dataclass(frozen=True)
 class Plan:
     """Who keeps what. Immutable; identified by the hash of its body."""
@@ -88,7 +106,7 @@ class Plan:
     """Distinct structures."""
     structure_of_rank: tuple[int, ...]
     mismatched: tuple[str, ...] = field(default=(), compare=False)
-    """Leaves claimed to be replicated whose bytes differed between ranks: kept by each rank. Not part of the hash."""
+    """Leaves claimed to be the same on several ranks whose bytes differed: kept by each rank. Not part of the hash."""
 
     @cached_property
     def body(self) -> dict[str, Any]:
@@ -122,12 +140,21 @@ class Plan:
         return self.structures[self.structure_of_rank[rank]]
 
     def sources(self, rank: int) -> dict[str, Item]:
-        """For one rank, by leaf name: the item that holds that leaf for it."""
+        """For one rank, by leaf name: the item that holds that leaf for it. Sharded leaves are in `blocks`."""
         mine: dict[str, Item] = {}
         for item in self.items:
-            if item.spread == "replicated" or item.rank == rank:
+            if item.spread == "replicated" or (item.spread == "local" and item.rank == rank):
                 mine[item.leaf] = item
         return mine
+
+    @cached_property
+    def blocks(self) -> dict[str, list[Item]]:
+        """All blocks of each sharded leaf, by its name."""
+        blocks: dict[str, list[Item]] = {}
+        for item in self.items:
+            if item.spread == "sharded":
+                blocks.setdefault(item.leaf, []).append(item)
+        return blocks
 
     @classmethod
     def from_body(cls, body: Any, what: str = "plan") -> Plan:
@@ -148,30 +175,37 @@ class Plan:
 def make_plan(reports: Sequence[Report]) -> Plan:
     """The plan for `len(reports)` ranks; `reports[r]` is rank r's.
 
-    Replicated leaves get one owner each, largest first, always to the rank with the fewest bytes so far: balanced
-    and the same wherever it is computed.
+    What several ranks have gets one owner among them, largest first, always the rank with the fewest bytes so far:
+    balanced and the same wherever it is computed.
+
+    Raises:
+        UnsupportedStateError: a leaf cannot be kept, or its blocks do not make up the whole; the message names it.
     """
     for rank, report in enumerate(reports):
         if repeated := _repeated(leaf.name for leaf in report.leaves):
             raise CorruptError(f"report of rank {rank}: {repeated[0]!r} is named twice")
     replicated, mismatched = _agree_replicated(reports)
+    blocks, differing = _agree_blocks(reports)
     items: list[Item] = []
     load = [0] * len(reports)
     for rank, report in enumerate(reports):
         for leaf in report.leaves:
-            if leaf.name not in replicated:
-                box = _box(f"{leaf.name}@rank{rank:05d}" if len(reports) > 1 else leaf.name, leaf)
-                items.append(Item(box, rank, "local", leaf.name))
-                load[rank] += box.size_bytes
-    for leaf in sorted(replicated.values(), key=lambda leaf: (-_size_bytes(leaf), leaf.name)):
-        owner = min(range(len(reports)), key=lambda rank: (load[rank], rank))
-        items.append(Item(_box(leaf.name, leaf), owner, "replicated", leaf.name))
-        load[owner] += _size_bytes(leaf)
+            if leaf.name not in replicated and leaf.name not in blocks:
+                item = _item(leaf, rank, "local", len(reports))
+                items.append(item)
+                load[rank] += item.box.size_bytes
+    shared = [_Shared(leaf, "replicated", range(len(reports))) for leaf in replicated.values()]
+    shared += [_Shared(block.leaf, "sharded", block.holders) for of_leaf in blocks.values() for block in of_leaf]
+    for one in sorted(shared, key=lambda one: (-_size_bytes(one.leaf), one.leaf.name, one.leaf.offset)):
+        owner = min(one.holders, key=lambda rank: (load[rank], rank))
+        items.append(_item(one.leaf, owner, one.spread, len(reports)))
+        load[owner] += _size_bytes(one.leaf)
+    mismatched += differing
     structures = list(dict.fromkeys(report.structure for report in reports))
     of_rank = tuple(structures.index(report.structure) for report in reports)
-    if repeated := _repeated(item.box.name for item in items):
-        raise UnsupportedStateError(f"{repeated[0]!r}: a rank's own copy of another tensor is kept under this name")
     plan = Plan(len(reports), tuple(items), tuple(structures), of_rank, tuple(sorted(mismatched)))
+    if repeated := _kept_twice(plan):
+        raise UnsupportedStateError(f"{repeated[0]!r}: a rank's own copy of another tensor is kept under this name")
     check_cover(plan, "plan")
     return plan
 
@@ -182,20 +216,18 @@ def check_cover(plan: Plan, what: str) -> None:
     Raises:
         CorruptError: with the leaf's name.
     """
-    # Blocks are whole tensors so far; a block of a part must bring a check of its own here.
     for item in plan.items:
-        if item.box.offset != (0,) * len(item.box.shape) or item.box.shape != item.box.global_shape:
+        if item.spread != "sharded" and not _is_whole(item.box):
             raise CorruptError(f"{what}: {item.leaf!r} is not a whole tensor")
-    # A leaf is either kept once for all, or by each rank for itself.
-    shared = {item.leaf for item in plan.items if item.spread == "replicated"}
-    repeated = _repeated(item.box.name for item in plan.items)
-    repeated += [item.leaf for item in plan.items if item.spread == "local" and item.leaf in shared]
-    if repeated:
+    for name, blocks in plan.blocks.items():
+        if (flaw := cover_flaw([item.box for item in blocks])) is not None:
+            raise CorruptError(f"{what}: {name!r}: {flaw}")
+    if repeated := _kept_twice(plan):
         raise CorruptError(f"{what}: {repeated[0]!r} is kept twice")
     for rank in range(plan.world_size):
         kept = plan.sources(rank)
         for name in structure_leaves(plan.structure(rank)):
-            if name not in kept:
+            if name not in kept and name not in plan.blocks:
                 raise CorruptError(f"{what}: no rank keeps {name!r} of rank {rank}")
 
 
@@ -215,7 +247,23 @@ def structure_leaves(structure: str) -> list[str]:
     return list(names)
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
+def _is_whole(box: Box) -> bool:
+    return box.offset == (0,) * len(box.shape) and box.shape == box.global_shape
+
+
+def _kept_twice(plan: Plan) -> list[str]:
+    # A leaf is kept once for all, or in blocks, or by each rank for itself.
+    leaves = {spread: {item.leaf for item in plan.items if item.spread == spread} for spread in get_args(Spread)}
+    mixed = leaves["replicated"] & leaves["local"] | leaves["sharded"] & (leaves["replicated"] | leaves["local"])
+    # The blocks of one leaf share its name, each in a file of its own; nothing else shares one.
+    blocks = [item for item in plan.items if item.spread == "sharded"]
+    names = [item.box.name for item in plan.items if item.spread != "sharded"]
+    names += [name for name, _leaf in {(item.box.name, item.leaf) for item in blocks}]
+    in_one_file = _repeated((item.box.name, item.rank) for item in blocks)
+    return [*_repeated(names), *(name for name, _rank in in_one_file), *sorted(mixed)]
+
+
+def _repeated(names: Iterable[_Name]) -> list[_Name]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
@@ -230,12 +278,53 @@ def _agree_replicated(reports: Sequence[Report]) -> tuple[dict[str, Leaf], list[
     return agreed, [name for name in claimed if name not in agreed]
 
 
-def _box(name: str, leaf: Leaf) -> Box:
+def _agree_blocks(reports: Sequence[Report]) -> tuple[dict[str, list[_Shared]], list[str]]:
+    """The blocks to keep of each sharded leaf, and the leaves of which ranks have different copies of one block."""
+    found: dict[str, dict[tuple[Any, ...], list[tuple[int, Leaf]]]] = {}
+    for rank, report in enumerate(reports):
+        for leaf in report.leaves:
+            if leaf.spread == "sharded":
+                found.setdefault(leaf.name, {}).setdefault((leaf.offset, leaf.shape), []).append((rank, leaf))
+    otherwise = {leaf.name for report in reports for leaf in report.leaves if leaf.spread != "sharded"}
+    if mixed := sorted(otherwise & set(found)):
+        raise UnsupportedStateError(f"{mixed[0]}: is sharded on some ranks, and not on others")
+    differing = [name for name, blocks in found.items() if any(_differ(claims) for claims in blocks.values())]
+    agreed = {name: _worth_keeping(name, blocks) for name, blocks in found.items() if name not in differing}
+    return agreed, differing
+
+
+def _differ(claims: list[tuple[int, Leaf]]) -> bool:
+    # Without a hash there is no proof that several ranks have the same.
+    first = claims[0][1]
+    return len(claims) > 1 and prod(first.shape) > 0 and any(leaf != first or not leaf.digest for _rank, leaf in claims)
+
+
+def _worth_keeping(name: str, blocks: Mapping[tuple[Any, ...], list[tuple[int, Leaf]]]) -> list[_Shared]:
+    shared = [_Shared(claims[0][1], "sharded", [rank for rank, _leaf in claims]) for claims in blocks.values()]
+    # An empty block is none, unless the whole is empty.
+    worth = [one for one in shared if prod(one.leaf.shape)] or shared[:1]
+    flaw = cover_flaw([_item(one.leaf, 0, "sharded", 1).box for one in worth])
+    if flaw is not None:
+        raise UnsupportedStateError(f"{name}: {flaw}: such a sharding cannot be kept")
+    return worth
+
+
+def _item(leaf: Leaf, rank: int, spread: Spread, world_size: int) -> Item:
     if leaf.dtype not in ITEM_BYTES:
         raise UnsupportedStateError(f"{leaf.name}: tensors of type {leaf.dtype} cannot be kept")
     if not is_tensor_name(leaf.name):
         raise UnsupportedStateError(f"{leaf.name!r} cannot be a tensor's name in a .safetensors file; rename it")
-    return Box(name, leaf.dtype, leaf.shape, (0,) * len(leaf.shape), leaf.shape)
+    offset, whole = ((0,) * len(leaf.shape), leaf.shape)
+    if spread == "sharded":
+        offset, whole = leaf.offset, leaf.global_shape
+    name = _box_name(leaf.name, leaf.dtype, rank, spread, world_size)
+    return Item(Box(name, leaf.dtype, leaf.shape, offset, whole), rank, spread, leaf.name)
+
+
+def _box_name(leaf: str, dtype: str, rank: int, spread: Spread, world_size: int) -> str:
+    """Marked with the rank where stock readers must not put blocks of one name together."""
+    apart = spread == "local" or (spread == "sharded" and dtype not in SAFETENSORS_NAME)
+    return f"{leaf}@rank{rank:05d}" if apart and world_size > 1 else leaf
 
 
 def _size_bytes(leaf: Leaf) -> int:
@@ -250,7 +339,7 @@ def _item_from_json(data: Any, world_size: int, what: str) -> Item:
         _check_box(what, leaf, dtype, lengths)
     if type(rank) is not int or not 0 <= rank < world_size or spread not in get_args(Spread):
         raise CorruptError(f"{what}: item {leaf!r} names rank {rank!r}, spread {spread!r}")
-    name = f"{leaf}@rank{rank:05d}" if spread == "local" and world_size > 1 else leaf
+    name = _box_name(leaf, dtype, rank, spread, world_size)
     return Item(Box(name, dtype, tuple(shape), tuple(offset), tuple(global_shape)), rank, spread, leaf)
 
 
