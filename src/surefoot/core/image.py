@@ -45,8 +45,14 @@ class Image:
     size_bytes: int
 
 
-def build_image(boxes: Sequence[Box], plan_hash: str, rank: int) -> Image:
-    """Lay out a rank's boxes. Names must be unique within the image."""
+def build_image(boxes: Sequence[Box], plan_hash: str | None, rank: int) -> Image:
+    """Lay out a rank's boxes. Names must be unique within the image.
+
+    Args:
+        boxes: in any order.
+        plan_hash: None for a file that several plans, and any rank, may name: its header names neither.
+        rank: whose image it is.
+    """
     ordered = sorted(boxes, key=lambda box: (-ITEM_BYTES[box.dtype], box.name))
     entries: dict[str, object] = {}
     offsets: list[int] = []
@@ -75,14 +81,13 @@ def _entry(box: Box, start: int) -> dict[str, object]:
     return {"dtype": name or "U8", "shape": shape, "data_offsets": [start, start + box.size_bytes]}
 
 
-def _header(entries: dict[str, object], boxes: Sequence[Box], plan_hash: str, rank: int) -> bytes:
+def _header(entries: dict[str, object], boxes: Sequence[Box], plan_hash: str | None, rank: int) -> bytes:
     # torch's stock reader takes a block's place in the whole tensor from this key.
     places = {box.name: {"saved_offsets": list(box.offset) if box.dtype in SAFETENSORS_NAME else [0]} for box in boxes}
     metadata = {
         "format": "pt",
         "surefoot_format": "1",
-        "surefoot_plan": plan_hash,
-        "surefoot_rank": str(rank),
+        **({} if plan_hash is None else {"surefoot_plan": plan_hash, "surefoot_rank": str(rank)}),
         "DCP_VERSION": "1.0",
         "DCP_SHARDING_INFO": json.dumps(places, separators=(",", ":")),
     }

@@ -10,6 +10,8 @@ written and what is looked for cannot drift apart.
       rank-00003-a3f2.safetensors       rank, attempt
       rank-00003-a3f2.ok.json           that shard's acknowledgement
     commits/00001200-g0007.json         manifest
+    frozen/<hash>.safetensors           tensors that never change
+    frozen/<hash>.json                  what is in that file
     events/<node>-<start>-NNNN.jsonl    the ledger's input
     quarantine/<key with / as ~>.json   a copy that must not be used again, and why
 """
@@ -24,6 +26,7 @@ GENERATIONS = "generations/"
 PLANS = "plans/"
 STEPS = "steps/"
 COMMITS = "commits/"
+FROZEN = "frozen/"
 EVENTS = "events/"
 QUARANTINE = "quarantine/"
 
@@ -35,6 +38,7 @@ _COMMIT = re.compile(rf"commits/{_AT}\.json")
 _SHARD = re.compile(rf"{_PIECE}\.safetensors")
 _ACK = re.compile(rf"{_PIECE}\.ok\.json")
 _PLAN = re.compile(r"plans/([0-9a-f]{32})\.json")
+_FROZEN = re.compile(r"frozen/([0-9a-f]{32})\.(?:safetensors|json)")
 _SAFE_KEY = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")
 
 
@@ -82,6 +86,14 @@ def commit_key(at: StepId) -> str:
     return f"{COMMITS}{at}.json"
 
 
+def frozen_key(xxh3_128: str) -> str:
+    return f"{FROZEN}{xxh3_128}.safetensors"
+
+
+def frozen_index_key(xxh3_128: str) -> str:
+    return f"{FROZEN}{xxh3_128}.json"
+
+
 def events_key(node: str, start_s: int, part: int) -> str:
     return f"{EVENTS}{node}-{start_s}-{part:04d}.jsonl"
 
@@ -122,6 +134,12 @@ def parse_ack(key: str) -> ShardId | None:
 
 def parse_plan(key: str) -> str | None:
     match = _PLAN.fullmatch(key)
+    return match[1] if match else None
+
+
+def parse_frozen(key: str) -> str | None:
+    """The hash of the frozen file that a key belongs to: the file's own, or that of what is said of it."""
+    match = _FROZEN.fullmatch(key)
     return match[1] if match else None
 
 

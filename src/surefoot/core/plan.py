@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeVar, get_args
@@ -42,21 +42,23 @@ class Leaf:
     """Of a sharded leaf: where its block begins in the whole tensor."""
     global_shape: tuple[int, ...] = ()
     """Of a sharded leaf: the whole tensor's shape."""
+    frozen: bool = False
+    """Never changes: kept once, outside the slots. It stays so only if every rank that has it says so."""
 
     def to_json(self) -> list[Any]:
         place = [list(self.offset), list(self.global_shape)]
-        return [self.name, self.dtype, list(self.shape), self.spread, self.digest, *place]
+        return [self.name, self.dtype, list(self.shape), self.spread, self.digest, *place, self.frozen]
 
     @classmethod
     def from_json(cls, data: Any) -> Leaf:
-        if type(data) is not list or len(data) != 7:
-            raise CorruptError("report: a leaf is not a list of seven fields")
-        name, dtype, shape, spread, leaf_digest, offset, global_shape = data
+        if type(data) is not list or len(data) != 8:
+            raise CorruptError("report: a leaf is not a list of eight fields")
+        name, dtype, shape, spread, leaf_digest, offset, global_shape, frozen = data
         for lengths in (shape, offset, global_shape):
             _check_box("report", name, dtype, lengths)
-        if spread not in get_args(Spread) or type(leaf_digest) is not str:
-            raise CorruptError(f"report: leaf {name!r} has spread {spread!r}")
-        return cls(name, dtype, tuple(shape), spread, leaf_digest, tuple(offset), tuple(global_shape))
+        if spread not in get_args(Spread) or type(leaf_digest) is not str or type(frozen) is not bool:
+            raise CorruptError(f"report: leaf {name!r} has spread {spread!r}, frozen {frozen!r}")
+        return cls(name, dtype, tuple(shape), spread, leaf_digest, tuple(offset), tuple(global_shape), frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Item:
     spread: Spread
     leaf: str
     """Name of the leaf as reported: the box's name without the rank's mark."""
+    frozen: bool = False
+    """It lies in the rank's frozen file, not in its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class Plan:
             ],
             "structures": list(self.structures),
             "structure_of_rank": list(self.structure_of_rank),
+            **({"frozen": frozen} if (frozen := [n for n, item in enumerate(self.items) if item.frozen]) else {}),
         }
 
     @cached_property
@@ -134,7 +139,16 @@ class Plan:
 
     def image(self, rank: int) -> Image:
         """Layout of a rank's image; may hold no tensor at all."""
-        return build_image([item.box for item in self.items if item.rank == rank], self.hash, rank)
+        boxes = [item.box for item in self.items if item.rank == rank and not item.frozen]
+        return build_image(boxes, self.hash, rank)
+
+    def frozen_image(self, rank: int) -> Image | None:
+        """Layout of a rank's frozen file; None if it has none.
+
+        Its bytes say nothing of plan and rank: the same tensors make the same file whatever is planned beside them.
+        """
+        boxes = [item.box for item in self.items if item.rank == rank and item.frozen]
+        return build_image(boxes, None, rank) if boxes else None
 
     def structure(self, rank: int) -> str:
         return self.structures[self.structure_of_rank[rank]]
@@ -166,7 +180,13 @@ class Plan:
             raise CorruptError(f"{what}: structures do not fit a world size of {world_size}")
         if any(type(text) is not str for text in structures):
             raise CorruptError(f"{what}: a structure is not text")
-        items = tuple(_item_from_json(data, world_size, what) for data in fields.items("items"))
+        frozen = set(fields.integers("frozen") if "frozen" in fields.body else ())
+        items = tuple(
+            _item_from_json(data, world_size, number in frozen, what)
+            for number, data in enumerate(fields.items("items"))
+        )
+        if frozen and max(frozen) >= len(items):
+            raise CorruptError(f"{what}: item {max(frozen)} is said to be frozen, there are {len(items)}")
         plan = cls(world_size, items, tuple(structures), of_rank)
         check_cover(plan, what)
         return plan
@@ -184,22 +204,25 @@ def make_plan(reports: Sequence[Report]) -> Plan:
     for rank, report in enumerate(reports):
         if repeated := _repeated(leaf.name for leaf in report.leaves):
             raise CorruptError(f"report of rank {rank}: {repeated[0]!r} is named twice")
+    reports = _agree_frozen(reports)
     replicated, mismatched = _agree_replicated(reports)
     blocks, differing = _agree_blocks(reports)
     items: list[Item] = []
-    load = [0] * len(reports)
+    # Weighed apart, so that the frozen files stay what they are when anything else is planned anew.
+    load = {frozen: [0] * len(reports) for frozen in (False, True)}
     for rank, report in enumerate(reports):
         for leaf in report.leaves:
             if leaf.name not in replicated and leaf.name not in blocks:
                 item = _item(leaf, rank, "local", len(reports))
                 items.append(item)
-                load[rank] += item.box.size_bytes
+                load[leaf.frozen][rank] += item.box.size_bytes
     shared = [_Shared(leaf, "replicated", range(len(reports))) for leaf in replicated.values()]
     shared += [_Shared(block.leaf, "sharded", block.holders) for of_leaf in blocks.values() for block in of_leaf]
     for one in sorted(shared, key=lambda one: (-_size_bytes(one.leaf), one.leaf.name, one.leaf.offset)):
-        owner = min(one.holders, key=lambda rank: (load[rank], rank))
+        so_far = load[one.leaf.frozen]
+        owner = min(one.holders, key=so_far.__getitem__)
         items.append(_item(one.leaf, owner, one.spread, len(reports)))
-        load[owner] += _size_bytes(one.leaf)
+        so_far[owner] += _size_bytes(one.leaf)
     mismatched += differing
     structures = list(dict.fromkeys(report.structure for report in reports))
     of_rank = tuple(structures.index(report.structure) for report in reports)
@@ -267,6 +290,20 @@ def _repeated(names: Iterable[_Name]) -> list[_Name]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
+def _agree_frozen(reports: Sequence[Report]) -> list[Report]:
+    """The same reports, with a leaf frozen only if every rank that has it says so."""
+    moving = {leaf.name for report in reports for leaf in report.leaves if not leaf.frozen}
+    return [
+        replace(
+            report,
+            leaves=tuple(
+                replace(leaf, frozen=False) if leaf.frozen and leaf.name in moving else leaf for leaf in report.leaves
+            ),
+        )
+        for report in reports
+    ]
+
+
 def _agree_replicated(reports: Sequence[Report]) -> tuple[dict[str, Leaf], list[str]]:
     first: Mapping[str, Leaf] = {leaf.name: leaf for leaf in reports[0].leaves if leaf.spread == "replicated"}
     agreed = dict(first)
@@ -318,7 +355,7 @@ def _item(leaf: Leaf, rank: int, spread: Spread, world_size: int) -> Item:
     if spread == "sharded":
         offset, whole = leaf.offset, leaf.global_shape
     name = _box_name(leaf.name, leaf.dtype, rank, spread, world_size)
-    return Item(Box(name, leaf.dtype, leaf.shape, offset, whole), rank, spread, leaf.name)
+    return Item(Box(name, leaf.dtype, leaf.shape, offset, whole), rank, spread, leaf.name, leaf.frozen)
 
 
 def _box_name(leaf: str, dtype: str, rank: int, spread: Spread, world_size: int) -> str:
@@ -331,7 +368,7 @@ def _size_bytes(leaf: Leaf) -> int:
     return ITEM_BYTES.get(leaf.dtype, 0) * prod(leaf.shape)
 
 
-def _item_from_json(data: Any, world_size: int, what: str) -> Item:
+def _item_from_json(data: Any, world_size: int, frozen: bool, what: str) -> Item:
     if type(data) is not list or len(data) != 7:
         raise CorruptError(f"{what}: an item is not a list of seven fields")
     leaf, rank, spread, dtype, shape, offset, global_shape = data
@@ -340,7 +377,7 @@ def _item_from_json(data: Any, world_size: int, what: str) -> Item:
     if type(rank) is not int or not 0 <= rank < world_size or spread not in get_args(Spread):
         raise CorruptError(f"{what}: item {leaf!r} names rank {rank!r}, spread {spread!r}")
     name = _box_name(leaf, dtype, rank, spread, world_size)
-    return Item(Box(name, dtype, tuple(shape), tuple(offset), tuple(global_shape)), rank, spread, leaf)
+    return Item(Box(name, dtype, tuple(shape), tuple(offset), tuple(global_shape)), rank, spread, leaf, frozen)
 
 
 def _check_box(what: str, name: Any, dtype: Any, lengths: Any) -> None:
