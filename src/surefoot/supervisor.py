@@ -184,9 +184,11 @@ class Supervisor:
         assert self._agent is not None
         if self._drained is not None:
             return
-        lived_s = boot_s() - self._agent_since_s
-        # One that has served for a while was killed; one that ends at once will end again.
-        self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()] if lived_s < _LIVED_S else []
+        served = boot_s() - self._agent_since_s >= _LIVED_S
+        # One that was killed from outside (by hand, for its memory) says nothing about the next one; one that ends by
+        # itself as soon as it has started will end again.
+        if self._agent.returncode != -signal.SIGKILL:
+            self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()] if not served else []
         if len(self._respawns) > _SPAWNS_AT_MOST and self._respawns[-1] - self._respawns[0] < _SPAWNS_WITHIN_S:
             raise AgentError("the node agent ended again and again; what it printed says why")
         if self._link is not None:
