@@ -2,7 +2,7 @@
 
     {"$dict": [[key, node], …], "type": "dict" or "OrderedDict"}
     {"$list": [node, …], "type": "list" or "tuple"}
-    {"$tensor": name}
+    {"$tensor": name}, with "whole", the whole tensor's shape, where the tensor is a block of a sharded one
     {"$value": index}
 
 Only containers that have a tensor somewhere inside are taken apart; a subtree of plain values is one value, so that a
@@ -29,6 +29,7 @@ from surefoot.core.plan import Spread
 from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
 from surefoot.trainer.numpy_values import EXTRAS
+from surefoot.trainer.sharded import Blocks, Place, place_of
 
 Node = dict[str, Any]
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -38,11 +39,15 @@ _LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tup
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor to be kept, aliasing the live one."""
+    """A tensor to be kept, aliasing the live one; of a sharded one, what this rank has of it."""
 
     name: str
     tensor: torch.Tensor
     spread: Spread
+    place: Place | None = None
+    """Of a sharded one: where this part lies in the whole."""
+    frozen: bool = False
+    """It never changes, and is kept outside the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,10 @@ class Flat:
     def signature(self) -> tuple[Any, ...]:
         """Equal as long as the plan fits."""
         with uncollected():
-            return (self.structure, [(t.name, t.tensor.dtype, t.tensor.shape, t.spread) for t in self.tensors])
+            return (
+                self.structure,
+                [(t.name, t.tensor.dtype, t.tensor.shape, t.spread, t.place, t.frozen) for t in self.tensors],
+            )
 
 
 class Flattener:
@@ -120,6 +128,8 @@ class Flattener:
         return {"$value": len(self._values) - 1}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Node:
+        if isinstance(tensor, DTensor):
+            return self._sharded(tensor, path)
         check_keepable(tensor, path)
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         known = self._seen.get(key) if tensor.numel() else None
@@ -129,6 +139,19 @@ class Flattener:
             self._tensors.append(NamedTensor(known, alias, self._spread(tensor, path)))
         # A tied tensor is kept once: the second place refers to the first one's name.
         return {"$tensor": known}
+
+    def _sharded(self, tensor: DTensor, path: str) -> Node:
+        local, place = tensor._local_tensor, place_of(tensor, path)
+        check_keepable(local, path)
+        # Ties must be found on all ranks alike, also where a rank has an empty block: its memory may be padded.
+        storage = local.untyped_storage()
+        key = (storage.data_ptr(), local.storage_offset(), local.dtype, local.shape, local.stride(), place)
+        known = self._seen.get(key) if storage.nbytes() else None
+        if known is None:
+            known = self._seen[key] = self._unique(_readable(path))
+            alias = local.detach() if local.requires_grad else local
+            self._tensors.append(NamedTensor(known, alias, "sharded", place))
+        return {"$tensor": known, "whole": list(place.whole)}
 
     def _spread(self, tensor: torch.Tensor, path: str) -> Spread:
         if tensor.data_ptr() in self._replicated and tensor.numel():
@@ -142,8 +165,10 @@ class Flattener:
         return name if count == 1 else self._unique(f"{name}~{count}")
 
 
-def unflatten(structure: str, tensors: Mapping[str, torch.Tensor], values: Sequence[Any]) -> dict[str, Any]:
+def unflatten(structure: str, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> dict[str, Any]:
     """The trees back, with `tensors` in their places and values decoded anew.
+
+    A sharded tensor is `Blocks` there: which block is wanted is decided by the tensor that it is loaded into.
 
     Raises:
         CorruptError: structure and values do not fit.
@@ -158,8 +183,6 @@ def unflatten(structure: str, tensors: Mapping[str, torch.Tensor], values: Seque
 
 def check_keepable(tensor: torch.Tensor, path: str) -> None:
     """Refuse, by path, what is not a dense tensor of a known element type."""
-    if isinstance(tensor, DTensor):
-        raise UnsupportedStateError(f"{path}: sharded tensors (DTensor) cannot be kept yet; use DDP or one process")
     if type(tensor) not in _PLAIN_TENSORS:
         raise UnsupportedStateError(f"{path}: tensors of class {type(tensor).__name__} cannot be kept")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -199,9 +222,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _build(node: Node, tensors: Mapping[str, torch.Tensor], values: Sequence[Any]) -> Any:
+def _build(node: Node, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> Any:
     if "$tensor" in node:
-        return tensors[node["$tensor"]]
+        found = tensors[node["$tensor"]]
+        if "whole" in node and isinstance(found, torch.Tensor):
+            return Blocks.kept_apart(tuple(node["whole"]), found)
+        return found
     if "$value" in node:
         return decode(values[node["$value"]], extras=EXTRAS)
     if "$dict" in node:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.errors import ConfigError, UnsupportedStateError
+from surefoot.trainer.sharded import has_blocks, local_of, settle
 from surefoot.trainer.tensors import copy_all
 
 
@@ -70,24 +71,28 @@ class KeptModule:
         live = self.module.state_dict()
         keys = {canonical(self.module, key): key for key in live}
         _same_keys(self._name, set(tree), set(keys))
+        tree = {key: settle(f"{self._name}.{key}", value, live[keys[key]]) for key, value in tree.items()}
         for key, value in tree.items():
             _same_type(f"{self._name}.{key}", value, live[keys[key]])
         # An extra state goes to code of the user's, which may well keep it.
         given = {keys[k]: value if isinstance(value, torch.Tensor) else _cloned(value) for k, value in tree.items()}
         given |= {key: _cloned(value) for key, value in given.items() if key.endswith("_extra_state")}
         self.module.load_state_dict(given)
-        self._own(tree)
+        self._own(tree, [value for value in live.values() if isinstance(value, torch.Tensor)])
 
     def parameter_names(self) -> Iterator[tuple[nn.Parameter, str]]:
         """Each parameter once, with its name in the run."""
         for key, parameter in self.module.named_parameters():
             yield parameter, f"{self._name}.{canonical(self.module, key)}"
 
-    def _own(self, tree: dict[str, Any]) -> None:
-        # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory.
-        given = {value.data_ptr() for value in tree.values() if isinstance(value, torch.Tensor) and value.numel()}
+    def _own(self, tree: dict[str, Any], before: list[torch.Tensor]) -> None:
+        # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory. What it
+        # had before is its own: a frozen tensor is given back to it as it stands.
+        whole = [value for value in tree.values() if isinstance(value, torch.Tensor) and local_of(value) is value]
+        given = {value.data_ptr() for value in whole if value.numel()}
+        given -= {local_of(value).data_ptr() for value in before}
         for tensor in self.module.state_dict(keep_vars=True).values():
-            if isinstance(tensor, torch.Tensor) and tensor.data_ptr() in given:
+            if isinstance(tensor, torch.Tensor) and local_of(tensor) is tensor and tensor.data_ptr() in given:
                 tensor.data = tensor.detach().clone()
 
 
@@ -120,9 +125,21 @@ class KeptOptimizer:
         ]
         if [group["params"] for group in groups] != self._live_groups():
             raise ConfigError(f"{self._name}: its parameter groups are not those of the checkpoint")
-        state = {numbers.get(key, key): _cloned(value) for key, value in tree["state"].items()}
+        settled = self._settled(tree["state"], names)
+        state = {numbers.get(key, key): _cloned(value) for key, value in settled.items()}
         self._optimizer.load_state_dict({**tree, "state": state, "param_groups": _cloned(groups)})
         self._undo_casts(state)
+
+    def _settled(self, saved: Mapping[Any, Any], names: list[str]) -> dict[Any, Any]:
+        """The state, each sharded tensor in it as it is here, or like its parameter if the optimizer is fresh."""
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        of_name = dict(zip(names, parameters, strict=True))
+        settled = {}
+        for name, values in saved.items():
+            parameter = of_name.get(name)
+            live = None if parameter is None else self._optimizer.state.get(parameter)
+            settled[name] = settle(f"{self._name}.state.{name}", values, live, parameter)
+        return settled
 
     def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
         """torch's own load casts floating-point state to its parameter's type, which loses bits where they differ."""
@@ -145,7 +162,8 @@ class KeptOptimizer:
 class KeptStateful:
     """Anything with `state_dict` and `load_state_dict`."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, name: str, owner: Any) -> None:
+        self._name = name
         self._owner = owner
         self.order = 2 if isinstance(owner, LRScheduler) else 1
 
@@ -153,6 +171,8 @@ class KeptStateful:
         return self._owner.state_dict()
 
     def load(self, tree: Any) -> None:
+        if has_blocks(tree):
+            tree = settle(self._name, tree, self._owner.state_dict())
         self._owner.load_state_dict(_cloned(tree))
 
 
@@ -166,13 +186,14 @@ class KeptTensor:
     def tree(self) -> torch.Tensor:
         return self._tensor.detach()
 
-    def load(self, tree: torch.Tensor) -> None:
+    def load(self, tree: Any) -> None:
+        tree = settle(self._name, tree, self._tensor)
         if tree.shape != self._tensor.shape or tree.dtype != self._tensor.dtype:
             raise ConfigError(
                 f"{self._name}: the checkpoint has {tree.dtype} {list(tree.shape)}, "
                 f"here it is {self._tensor.dtype} {list(self._tensor.shape)}"
             )
-        copy_all([(self._tensor.detach(), tree)])
+        copy_all([(local_of(self._tensor).detach(), local_of(tree))])
 
 
 class KeptGenerator:
@@ -202,7 +223,8 @@ class KeptValue:
         return _entry(self._state, self._name)
 
     def load(self, tree: Any) -> None:
-        self._state[self._name] = _refill(self._state[self._name], _cloned(tree))
+        old = self._state[self._name]
+        self._state[self._name] = _refill(old, _cloned(settle(self._name, tree, old)))
 
 
 class KeptEntry:
@@ -237,7 +259,7 @@ def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mappi
     if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
         if not callable(getattr(value, "load_state_dict", None)):
             raise UnsupportedStateError(f"{name}: {type(value).__name__} has state_dict(), but no load_state_dict()")
-        return KeptStateful(value)
+        return KeptStateful(name, value)
     state[name] = value
     return KeptValue(name, state)
 

@@ -1,0 +1,194 @@
+"""Sharded tensors: which block of the whole a rank has, and a saved block as a tensor like the live one.
+
+A DTensor is kept as the block that its local tensor is of the whole, so nothing is gathered and nothing is sent.
+Loading goes by the blocks that the live tensors have now: whose image holds such a block does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, _get_shard_size_and_offsets
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from surefoot.core.plan import Item
+from surefoot.errors import ConfigError, UnsupportedStateError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block's place in the whole tensor."""
+
+    offset: tuple[int, ...]
+    whole: tuple[int, ...]
+    shared: bool
+    """Other ranks have the same block."""
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that this rank itself has of a tensor, aliasing it."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def place_of(tensor: DTensor, path: str) -> Place:
+    """Where the local tensor lies in the whole.
+
+    Raises:
+        UnsupportedStateError: it is not one block of it; the message names the path.
+    """
+    mesh, placements = tensor.device_mesh, tensor.placements
+    for placement in placements:
+        if not isinstance(placement, Shard | _StridedShard | Replicate):
+            raise UnsupportedStateError(
+                f"{path}: a DTensor placed {placement} is a sum not yet made; redistribute it before it is kept"
+            )
+    coordinate = mesh.get_coordinate()
+    whole = tuple(tensor.shape)
+    if coordinate is None:
+        return Place((0,) * len(whole), whole, shared=False)
+    block = _block(whole, tuple(mesh.shape), tuple(coordinate), tuple(placements))
+    local = tuple(tensor._local_tensor.shape)
+    if block is None or (block[0] != local and prod(local) + prod(block[0])):
+        raise UnsupportedStateError(
+            f"{path}: sharded as {list(placements)} over a mesh of {list(mesh.shape)}, this rank's part is no single "
+            "block of the whole; shard it evenly"
+        )
+    return Place(block[1], whole, block[2])
+
+
+@lru_cache(maxsize=8192)
+def _block(
+    whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], bool] | None:
+    """Shape, offset, and whether other ranks have the same; None if it is no block."""
+    if any(isinstance(one, _StridedShard) for one in placements) and not _is_block(whole, mesh, coordinate, placements):
+        return None
+    shape, offset = _compute_local_shape_and_global_offset(whole, mesh, list(coordinate), placements)
+    shared = any(isinstance(one, Replicate) and size > 1 for one, size in zip(placements, mesh, strict=True))
+    # Every empty block is at the same place, so that it is told from no other.
+    return tuple(shape), tuple(offset) if prod(shape) else (0,) * len(whole), shared
+
+
+def _is_block(
+    whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> bool:
+    """True if the indices that strided sharding picks along each axis follow one another without a gap."""
+    sizes = list(whole)
+    indices: dict[int, torch.Tensor | None] = {}
+    for size, rank, placement in zip(mesh, coordinate, placements, strict=True):
+        if isinstance(placement, Shard | _StridedShard):
+            axis = placement.dim
+            sizes[axis], indices[axis] = _get_shard_size_and_offsets(
+                sizes[axis], size, rank, placement, indices.get(axis), whole[axis], False
+            )
+    return all(
+        found is None or sizes[axis] == 0 or bool((found == found[0] + torch.arange(len(found))).all())
+        for axis, found in indices.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A sharded tensor of a checkpoint, before it is known which of its blocks is wanted."""
+
+    whole: tuple[int, ...]
+    items: Sequence[Item]
+    view: Callable[[Item], torch.Tensor]
+    own: torch.Tensor | None = None
+    """Instead of blocks: what the saved rank kept for itself alone, because its replicas differed."""
+
+    @classmethod
+    def kept_apart(cls, whole: tuple[int, ...], own: torch.Tensor) -> Blocks:
+        """What the saved rank kept for itself alone."""
+        return cls(whole, (), lambda item: own, own)
+
+    def like(self, path: str, *models: Any) -> DTensor:
+        """This rank's block, read-only, as a tensor that is sharded like the first of `models` that it fits.
+
+        Raises:
+            ConfigError: none fits, or the checkpoint has no such block.
+        """
+        for model in models:
+            if isinstance(model, DTensor) and tuple(model.shape) == self.whole:
+                local = self.local(model, path)
+                return DTensor.from_local(
+                    local.to(model.device),
+                    model.device_mesh,
+                    model.placements,
+                    run_check=False,
+                    shape=model.shape,
+                    stride=model.stride(),
+                )
+        raise ConfigError(
+            f"{path}: the checkpoint has a sharded tensor of shape {list(self.whole)} there, and here is none to load "
+            "it into; shard the model as in the run that is resumed, before surefoot.Run is entered"
+        )
+
+    def local(self, model: DTensor, path: str) -> torch.Tensor:
+        """The block that `model` has of the whole, read-only."""
+        live = local_of(model)
+        if live.numel() == 0:
+            return torch.empty_like(live)
+        if self.own is not None:
+            found: torch.Tensor | None = self.own if self.own.shape == live.shape else None
+        else:
+            wanted = (place_of(model, path).offset, tuple(live.shape))
+            item = next((item for item in self.items if (item.box.offset, item.box.shape) == wanted), None)
+            found = None if item is None else self.view(item)
+        if found is None:
+            raise ConfigError(
+                f"{path}: the checkpoint has it in {max(1, len(self.items))} block(s), none of which is this rank's: "
+                "resume with the number of ranks and the device mesh that it was saved with"
+            )
+        if found.dtype != live.dtype:
+            raise ConfigError(f"{path}: the checkpoint has {found.dtype}, here it is {live.dtype}")
+        return found
+
+
+def settle(path: str, saved: Any, live: Any, *models: Any) -> Any:
+    """`saved`, nested as it is, with each sharded tensor in it as a block like the live one at the same place.
+
+    Args:
+        path: names what does not fit.
+        saved: from a checkpoint.
+        live: the state as it is now; may lack what is to be loaded.
+        models: tensors like which a sharded one may be made where there is no live one.
+
+    Raises:
+        ConfigError: one is sharded and the other is not, or in another way.
+    """
+    if isinstance(saved, Blocks):
+        return saved.like(path, live, *models)
+    if isinstance(saved, torch.Tensor) and isinstance(live, DTensor):
+        raise ConfigError(
+            f"{path}: the checkpoint has a whole tensor of shape {list(saved.shape)}, here it is sharded: resume with "
+            "the number of ranks and the sharding that it was saved with"
+        )
+    if type(saved) in (dict, OrderedDict):
+        pairs = ((key, settle(f"{path}.{key}", item, _part(live, key), *models)) for key, item in saved.items())
+        return type(saved)(pairs)
+    if type(saved) in (list, tuple):
+        return type(saved)(settle(f"{path}.{i}", item, _part(live, i), *models) for i, item in enumerate(saved))
+    return saved
+
+
+def has_blocks(saved: Any) -> bool:
+    """True if there is a sharded tensor in it."""
+    if type(saved) in (dict, OrderedDict):
+        return any(has_blocks(item) for item in saved.values())
+    if type(saved) in (list, tuple):
+        return any(has_blocks(item) for item in saved)
+    return isinstance(saved, Blocks)
+
+
+def _part(live: Any, key: Any) -> Any:
+    if isinstance(live, Mapping):
+        return live.get(key)
+    return live[key] if isinstance(live, list | tuple) and key < len(live) else None
