@@ -5,19 +5,14 @@ Every figure of one table comes from one run on one machine; absolute times of d
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
+import math
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from surefoot.errors import SurefootError
+from surefoot.bench import floors
+from surefoot.bench.jobs import trainers, workplace
 
 METHODS = (
     "torch.save",
@@ -28,7 +23,9 @@ METHODS = (
     "surefoot",
 )
 SETTINGS = ("hidden", "back_to_back")
-_WORKER_WITHIN_S = 900.0
+NOTHING = "nothing"
+"""Not a method: steps without a save, measured like one. What it shows as a stall is the measurement's noise."""
+_WITHIN_S = 7200.0
 _FLOOR_BYTES = 256 * 1024 * 1024
 _FLOOR_ROUNDS = 3
 
@@ -42,7 +39,7 @@ class SaveBench:
     ranks: int = 2
     tensors: tuple[int, ...] = (64, 2000)
     """Tensors of a rank's state."""
-    saves: int = 5
+    saves: int = 10
     methods: tuple[str, ...] = METHODS
     settings: tuple[str, ...] = SETTINGS
 
@@ -56,13 +53,25 @@ class Row:
     tensors: int
     stall_first_s: float
     stall_p50_s: float
+    """Over all saves, the first included, as is the next."""
     stall_p95_s: float
     durable_s: float
     """Median time from the save to its last byte on the device."""
     flush_slowdown: float
-    """Median step while bytes flow, over the undisturbed median step."""
+    """Median step while bytes flow, over the undisturbed median step; 1 if training stands until they are through."""
     peak_extra_bytes: int
-    """Largest growth of the ranks' memory, private and shared, added up."""
+    """Largest growth of memory since before the method was set up: the ranks', private and shared, and their
+    children's private memory, added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is printed beside a row and is no part of it."""
+
+    setup_s: float
+    """What the first steps took longer than undisturbed ones, before the first save."""
+    step_s: float
+    """The undisturbed median step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +82,21 @@ class Floor:
     write_fsync_gb_per_s: float
 
 
-def measure(bench: SaveBench, on_row: Callable[[Row], None]) -> tuple[list[Row], Floor]:
+def measure(bench: SaveBench, on_row: Callable[[Row, Beside], None]) -> tuple[list[Row], Floor]:
     """Measure every combination, one after the other.
 
     Raises:
         SurefootError: a worker failed; the message ends with what it printed.
     """
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as scratch:
-        floor = _floor(Path(scratch))
-        for tensors in bench.tensors:
-            for setting in bench.settings:
-                for method in bench.methods:
-                    row = _row(bench, method, setting, tensors, Path(scratch))
-                    rows.append(row)
-                    on_row(row)
+    with workplace() as place:
+        floor = _floor(place.files)
+    for tensors in bench.tensors:
+        for setting in bench.settings:
+            for method in bench.methods:
+                row, beside = _row(bench, method, setting, tensors)
+                rows.append(row)
+                on_row(row, beside)
     return rows, floor
 
 
@@ -95,73 +104,41 @@ def to_json(rows: Iterable[Row], floor: Floor) -> dict[str, object]:
     return {"results": [asdict(row) for row in rows], "floor": asdict(floor)}
 
 
-def _row(bench: SaveBench, method: str, setting: str, tensors: int, scratch: Path) -> Row:
-    with tempfile.TemporaryDirectory(dir=scratch) as place:
-        settings = {
-            "method": method,
-            "setting": setting,
-            "tensors": tensors,
-            "rank_bytes": bench.state_bytes // bench.ranks,
-            "saves": bench.saves,
-            "place": place,
-        }
-        ranks = [json.loads(line) for line in _run_workers(bench.ranks, settings)]
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _row(bench: SaveBench, method: str, setting: str, tensors: int) -> tuple[Row, Beside]:
+    settings = {
+        "method": method,
+        "setting": setting,
+        "tensors": tensors,
+        "rank_bytes": bench.state_bytes // bench.ranks,
+        "saves": bench.saves,
+    }
+    with workplace() as place, trainers("save_worker", bench.ranks, settings, place) as started:
+        ranks = started.figures(_WITHIN_S)
     stalls = [max(rank["stalls_s"][save] for rank in ranks) for save in range(bench.saves)]
-    later = sorted(stalls[1:] or stalls)
-    return Row(
+    row = Row(
         method,
         setting,
         tensors,
         round(stalls[0], 5),
-        round(statistics.median(later), 5),
-        round(later[min(len(later) - 1, int(0.95 * len(later)))], 5),
+        round(statistics.median(stalls), 5),
+        round(percentile(stalls, 0.95), 5),
         round(statistics.median(max(rank["durable_s"][save] for rank in ranks) for save in range(bench.saves)), 4),
         round(max(rank["slowdown"] for rank in ranks), 3),
         sum(rank["extra_bytes"] for rank in ranks),
     )
-
-
-def _run_workers(ranks: int, settings: dict[str, object]) -> Sequence[str]:
-    """One line of JSON from each rank."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "-m",
-        "surefoot.bench.save_worker",
-        json.dumps(settings),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=_WORKER_WITHIN_S, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"stalls_s"')]
-    if done.returncode or len(lines) != ranks:
-        raise SurefootError(f"{settings['method']} failed with {done.returncode}: {done.stderr[-2000:]}")
-    return lines
+    return row, Beside(max(rank["setup_s"] for rank in ranks), max(rank["step_s"] for rank in ranks))
 
 
 def _floor(scratch: Path) -> Floor:
-    source = mmap.mmap(-1, _FLOOR_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
-    target = mmap.mmap(-1, _FLOOR_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
-    from_view, to_view = memoryview(source), memoryview(target)
-    copies, writes = [], []
+    source, target = memoryview(floors.memory(_FLOOR_BYTES)), memoryview(floors.memory(_FLOOR_BYTES))
+    copies_s, writes_s = [], []
     for _ in range(_FLOOR_ROUNDS):
-        start_s = time.perf_counter()
-        to_view[:] = from_view
-        copies.append(time.perf_counter() - start_s)
-        writes.append(_write(scratch / "floor", from_view))
+        copies_s.append(floors.copy_s(target, source))
+        writes_s.append(floors.write_fsync_s(scratch / "floor", source))
     gigabytes = _FLOOR_BYTES / 1e9
-    return Floor(round(gigabytes / min(copies), 2), round(gigabytes / statistics.median(writes), 3))
-
-
-def _write(path: Path, data: memoryview) -> float:
-    start_s = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
-    took_s = time.perf_counter() - start_s
-    path.unlink()
-    return took_s
+    return Floor(round(gigabytes / min(copies_s), 2), round(gigabytes / statistics.median(writes_s), 3))

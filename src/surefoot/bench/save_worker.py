@@ -1,283 +1,145 @@
-"""`python -m surefoot.bench.save_worker SETTINGS`: one rank of `surefoot bench save`.
+"""One rank of `surefoot bench save`.
 
-A synthetic AdamW state is trained by matrix work without sleep, and saved by one method. The stall of a save is the
-wall time of the steps from the save until the state may change again, minus as many undisturbed median steps.
+All ranks step together: a small all-reduce stands at each step's end, as that of gradients does, and carries what has
+to be agreed on. What slows one rank therefore slows all.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_saver as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-import surefoot
+from surefoot.bench.cores import Cores
+from surefoot.bench.methods import Method, make_method
+from surefoot.bench.synthetic import Training
+from surefoot.bench.watch import Watch
+from surefoot.bench.worker import begin, end
 
-_WARM_STEPS = 3
-_QUIET_STEPS = 8
-_MATRIX = 384
-_SAMPLE_S = 0.02
-_FLUSH_STEPS_AT_MOST = 400
-
-
-class Training:
-    """Parameters with AdamW's moments, and a step of matrix work that is longer than a copy of them."""
-
-    def __init__(self, tensors: int, rank_bytes: int) -> None:
-        count = max(1, tensors // 3)
-        columns = 64
-        rows = max(1, rank_bytes // 3 // count // (4 * columns))
-        self.parameters = [torch.nn.Parameter(torch.randn(rows, columns) * 0.01) for _ in range(count)]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3)
-        for parameter in self.parameters:
-            parameter.grad = torch.full_like(parameter, 1e-3)
-        self._left = torch.randn(_MATRIX, _MATRIX)
-        self._rounds = 1
-        self.optimizer.step()
-
-    def calibrate(self, at_least_s: float) -> None:
-        """Make forward and backward take at least so long."""
-        start_s = time.perf_counter()
-        self._compute(4)
-        self._rounds = max(1, int(4 * at_least_s / (time.perf_counter() - start_s)))
-
-    def step(self) -> None:
-        self._compute(self._rounds)
-        self.optimizer.step()
-
-    def state(self, rank: int) -> dict[str, torch.Tensor]:
-        """Named so that no rank's tensors are taken for another's copy."""
-        named = {f"rank{rank}.p{i}": parameter.detach() for i, parameter in enumerate(self.parameters)}
-        for i, parameter in enumerate(self.parameters):
-            for key in ("exp_avg", "exp_avg_sq"):
-                named[f"rank{rank}.{key}{i}"] = self.optimizer.state[parameter][key]
-        return named
-
-    def _compute(self, rounds: int) -> None:
-        for _ in range(rounds):
-            (self._left @ self._left).sum().item()
+_QUIET_FIRST = 8
+_QUIET_BETWEEN = 4
+_SETTLING = 3
+"""Steps after a method was set up that are not undisturbed yet."""
+_COPIES_PER_STEP = 3.0
+"""In the hidden setting: length of forward and backward, in copies of the state."""
+_SHORT_STEP_S = 0.02
+_DURABLE_WITHIN_S = 600.0
 
 
-class Method(Protocol):
-    """A way to save. `save` returns two questions: may the state change, and is it durable?"""
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save as one rank saw it."""
 
-    def save(self, number: int) -> tuple[Callable[[], bool], Callable[[], bool]]: ...
-    def step(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class TorchSave:
-    """Each rank's state by `torch.save`, with fsync, in the training thread."""
-
-    def __init__(self, training: Training, place: Path, rank: int) -> None:
-        self._training, self._place, self._rank = training, place, rank
-
-    def save(self, number: int) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        with (self._place / f"{number}-{self._rank}.pt").open("wb") as file:
-            torch.save(self._training.state(self._rank), file)
-            file.flush()
-            os.fsync(file.fileno())
-        return _yes, _yes
-
-    def step(self) -> None:
-        self._training.step()
-
-    def close(self) -> None:
-        return
+    sealing_s: list[float]
+    """Steps from the save until it was sealed, the one that ended with the save among them."""
+    flushing_s: list[float]
+    """Steps from then on until it was durable."""
+    durable_s: float
 
 
-class Dcp:
-    """PyTorch's distributed checkpoint, synchronous or asynchronous."""
+class Loop:
+    """Steps of all ranks in lockstep."""
 
-    def __init__(self, training: Training, place: Path, rank: int, variant: str) -> None:
-        self._training, self._place, self._rank, self._variant = training, place, rank, variant
-        self._group = dist.new_group(backend="gloo")
-        self._stager: DefaultStager | None = None
-        if variant == "thread+shared":
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=False,
-                    use_shared_memory=True,
-                    use_async_staging=True,
-                    use_non_blocking_copy=False,
-                )
-            )
-
-    def save(self, number: int) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        state = self._training.state(self._rank)
-        target = str(self._place / str(number))
-        if self._variant == "sync":
-            dcp.save(state, checkpoint_id=target, process_group=self._group)
-            return _yes, _yes
-        process = self._variant == "process"
-        kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
-        answer = dcp.async_save(
-            state,
-            checkpoint_id=target,
-            process_group=self._group,
-            async_checkpointer_type=kind,
-            async_stager=self._stager,
-        )
-        if isinstance(answer, AsyncSaveResponse):
-            return _done(answer.staging_completion), _done(answer.upload_completion)
-        return _yes, _done(answer)
-
-    def step(self) -> None:
-        self._training.step()
-
-    def close(self) -> None:
-        if self._stager is not None:
-            self._stager.close()
-
-
-class Surefoot:
-    """This project. A step is only staged when a save is asked for, so that saves are comparable."""
-
-    def __init__(self, training: Training, place: Path) -> None:
+    def __init__(self, training: Training, method: Method, cores: Cores, watch: Watch) -> None:
         self._training = training
-        self._run = surefoot.Run(
-            place / "run", interval_s=1e9, stage=1 << 30, w=training.parameters, optimizer=training.optimizer
-        )
-        self._run.restore()
+        self._method = method
+        self._cores = cores
+        self._watch = watch
 
-    def save(self, number: int) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        self._run.save(tag=f"save-{number}")
-        wanted = self._run.step + 1
-        return (lambda: self._run.step >= wanted), (lambda: (self._run.durable_step or 0) >= wanted)
+    def steps(self, count: int) -> list[float]:
+        return [self._step(None)[0] for _ in range(count)]
 
-    def step(self) -> None:
-        self._training.step()
-        self._run.step_done()
+    def save(self, number: int) -> Save:
+        """Save at the end of a step, and go on until the save is durable everywhere."""
+        start_s = time.perf_counter()
+        took_s, sealed, durable = self._step(number)
+        sealing_s = [took_s]
+        flushing_s: list[float] = []
+        while not durable:
+            was_sealed = sealed
+            took_s, sealed, durable = self._step(None)
+            (flushing_s if was_sealed else sealing_s).append(took_s)
+            if time.perf_counter() - start_s > _DURABLE_WITHIN_S:
+                raise TimeoutError(f"save {number} was not durable within {_DURABLE_WITHIN_S:.0f} s")
+        saved_s = start_s + sealing_s[0]
+        durable_at_s = self._watch.durable_at_s
+        assert durable_at_s is not None
+        return Save(sealing_s, flushing_s, max(0.0, durable_at_s - saved_s))
 
-    def close(self) -> None:
-        self._run.__exit__(None, None, None)
-
-
-class Peak:
-    """Largest private and shared memory of this process, sampled."""
-
-    def __init__(self) -> None:
-        self._start_bytes = _memory_bytes()
-        self._peak_bytes = self._start_bytes
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-
-    def close(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return self._peak_bytes - self._start_bytes
-
-    def _watch(self) -> None:
-        while not self._over.wait(_SAMPLE_S):
-            self._peak_bytes = max(self._peak_bytes, _memory_bytes())
-
-
-def make_method(name: str, training: Training, place: Path, rank: int) -> Method:
-    if name == "torch.save":
-        return TorchSave(training, place, rank)
-    if name == "surefoot":
-        return Surefoot(training, place)
-    return Dcp(training, place, rank, "sync" if name == "dcp.save" else name.split("/")[1])
+    def _step(self, number: int | None) -> tuple[float, bool, bool]:
+        """One step: its time, and whether the last save is sealed, and durable, on every rank."""
+        start_s = time.perf_counter()
+        with self._cores.computing():
+            self._training.forward_backward()
+            self._method.before_optimizer()
+            self._training.optimizer.step()
+        self._method.boundary(number)
+        if number is not None:
+            self._watch.wait_for(self._method.durable)
+        sealed = self._method.sealed()
+        flags = torch.tensor([sealed, sealed and self._watch.durable_at_s is not None], dtype=torch.int32)
+        dist.all_reduce(flags, dist.ReduceOp.MIN)
+        return time.perf_counter() - start_s, bool(flags[0]), bool(flags[1])
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """One rank's figures."""
+    """One rank's figures; times in seconds."""
     rank = dist.get_rank()
-    torch.set_num_threads(1)
-    training = Training(settings["tensors"], settings["rank_bytes"])
     hidden = settings["setting"] == "hidden"
-    if hidden:
-        # All ranks' computation on one core, as if it were on an accelerator: the other cores are the host's.
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    training.calibrate(3 * _copy_s(training, rank) if hidden else 0.02)
-    method = make_method(settings["method"], training, Path(settings["place"]), rank)
-    for _ in range(_WARM_STEPS):
-        method.step()
-    quiet_s = statistics.median(_timed(method.step) for _ in range(_QUIET_STEPS))
-    peak = Peak()
-    stalls_s, durable_s, flushing_s = [], [], []
-    for number in range(settings["saves"]):
-        dist.barrier()
-        stall_s, took_s, steps_s = _one_save(method, number, quiet_s)
-        stalls_s.append(stall_s)
-        durable_s.append(took_s)
-        flushing_s += steps_s
-        for _ in range(_WARM_STEPS if hidden else 0):
-            method.step()
-    extra_bytes = peak.close()
-    method.close()
-    slowdown = statistics.median(flushing_s) / quiet_s if flushing_s else 1.0
-    return {"stalls_s": stalls_s, "durable_s": durable_s, "slowdown": slowdown, "extra_bytes": extra_bytes}
-
-
-def _one_save(method: Method, number: int, quiet_s: float) -> tuple[float, float, list[float]]:
-    start_s = time.perf_counter()
-    sealed, durable = method.save(number)
-    steps = 0
-    while True:
-        method.step()
-        steps += 1
-        if sealed():
-            break
-    stall_s = time.perf_counter() - start_s - steps * quiet_s
-    flushing_s: list[float] = []
-    while not durable() and len(flushing_s) < _FLUSH_STEPS_AT_MOST:
-        flushing_s.append(_timed(method.step))
-    while not durable():
-        time.sleep(0.001)
-    return stall_s, time.perf_counter() - start_s, flushing_s
-
-
-def _copy_s(training: Training, rank: int) -> float:
-    pairs = [(torch.empty_like(tensor), tensor) for tensor in training.state(rank).values()]
-    for target, source in pairs:
-        target.copy_(source)
-    return _timed(lambda: [target.copy_(source) for target, source in pairs])
-
-
-def _timed(work: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    work()
-    return time.perf_counter() - start_s
-
-
-def _yes() -> bool:
-    return True
-
-
-def _done(future: Future[Any]) -> Callable[[], bool]:
-    def done() -> bool:
-        if future.done():
-            future.result()
-        return future.done()
-
-    return done
-
-
-def _memory_bytes() -> int:
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
-
-
-def main() -> None:
-    dist.init_process_group("gloo")
-    print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)  # noqa: T201 - what the caller reads
+    training = Training(settings["tensors"], settings["rank_bytes"])
     dist.barrier()
-    dist.destroy_process_group()
+    copy_s = torch.tensor(training.copy_s())
+    dist.all_reduce(copy_s, dist.ReduceOp.MAX)
+    training.calibrate(_COPIES_PER_STEP * float(copy_s) if hidden else _SHORT_STEP_S)
+    cores = Cores(pin=hidden)
+    watch = Watch(cores)
+    watch.start()
+    method = make_method(settings["method"], training, Path(settings["place"]), rank)
+    loop = Loop(training, method, cores, watch)
+    figures = _measure(loop, settings["saves"], between=_QUIET_BETWEEN if hidden else 0)
+    method.close()
+    return {**figures, "extra_bytes": watch.close()}
+
+
+def _measure(loop: Loop, saves: int, *, between: int) -> dict[str, Any]:
+    settling_s = loop.steps(_SETTLING)
+    quiet_s = [loop.steps(_QUIET_FIRST)]
+    done: list[Save] = []
+    for number in range(saves):
+        done.append(loop.save(number))
+        quiet_s.append(loop.steps(between))
+    quiet_s[-1] += loop.steps(_QUIET_FIRST - between)
+    medians_s = [_undisturbed_s(quiet_s, number, between) for number in range(saves)]
+    slowed = [step_s / quiet for save, quiet in zip(done, medians_s, strict=True) for step_s in _flushing(save)]
+    return {
+        "stalls_s": [
+            sum(save.sealing_s) - len(save.sealing_s) * quiet for save, quiet in zip(done, medians_s, strict=True)
+        ],
+        "durable_s": [save.durable_s for save in done],
+        "slowdown": statistics.median(slowed) if slowed else 1.0,
+        "setup_s": sum(settling_s) - len(settling_s) * statistics.median(quiet_s[0]),
+        "step_s": statistics.median(medians_s),
+    }
+
+
+def _undisturbed_s(quiet_s: list[list[float]], save: int, between: int) -> float:
+    """Median undisturbed step around a save: the machine's own speed drifts. Without steps in between, of all."""
+    around = (
+        quiet_s[save][-_QUIET_FIRST:] + quiet_s[save + 1] if between else [step for part in quiet_s for step in part]
+    )
+    return statistics.median(around)
+
+
+def _flushing(save: Save) -> list[float]:
+    """Steps while bytes flow; if they were through before a whole step was, those that the copy hid behind."""
+    return save.flushing_s or save.sealing_s[1:]
 
 
 if __name__ == "__main__":
-    main()
+    todo = begin("save_worker")
+    end("save_worker", todo, measure(todo))

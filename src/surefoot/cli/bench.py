@@ -1,54 +1,89 @@
-"""`surefoot bench`: what a save costs, beside what people use today."""
+"""`surefoot bench`: what Surefoot costs and how fast it is, beside the machine itself and what people use today."""
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from surefoot.bench.save import METHODS, SETTINGS, Row, SaveBench, measure, to_json
+from surefoot.bench.save import METHODS, NOTHING, SETTINGS, Beside, Floor, Row, SaveBench, measure, to_json
+from surefoot.cli import printing
 from surefoot.errors import ConfigError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measurements, as ratios within one run.", no_args_is_help=True)
     bench.command("save")(save)
     # A group with one command would be taken for that command.
-    bench.callback()(lambda: None)
+    bench.callback()(_leave_in_good_order)
     app.add_typer(bench, name="bench")
+
+
+def _leave_in_good_order() -> None:
+    # An ordinary way out, so that trainers, agents and files go with the command.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
 
 
 def save(
     state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
     ranks: Annotated[int, typer.Option(help="Trainers.", min=1)] = 2,
     tensors: Annotated[str, typer.Option(help="Tensors of a rank's state, comma-separated.")] = "64,2000",
-    saves: Annotated[int, typer.Option(help="Saves of each method.", min=2)] = 5,
+    saves: Annotated[int, typer.Option(help="Saves of each method.", min=1)] = 10,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
     settings: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(SETTINGS),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stall, time to durable and slowdown of each way to save the same synthetic AdamW state."""
-    chosen = SaveBench(
+    chosen = _known(methods, METHODS)
+    bench = SaveBench(
         state_bytes=state_mb * 1_000_000,
         ranks=ranks,
-        tensors=tuple(int(count) for count in tensors.split(",")),
+        tensors=_counts(tensors),
         saves=saves,
-        methods=_known(methods, METHODS),
+        # People see how much of a figure is noise; programs get what they asked for and nothing else.
+        methods=chosen if as_json else (*chosen, NOTHING),
         settings=_known(settings, SETTINGS),
     )
-    console = Console(stderr=True, quiet=as_json)
-    rows, floor = measure(chosen, lambda row: console.print(f"{row.method} ({row.setting}, {row.tensors} tensors)"))
     if as_json:
-        typer.echo(json.dumps(to_json(rows, floor)))
+        typer.echo(json.dumps(to_json(*measure(bench, lambda _row, _beside: None))))
         return
-    Console().print(_table(rows))
-    Console().print(
+    _show_save(bench)
+
+
+def _show_save(bench: SaveBench) -> None:
+    beside: list[Beside] = []
+
+    def on_row(row: Row, more: Beside) -> None:
+        beside.append(more)
+        typer.echo(f"measured {row.method}, {row.setting}, {row.tensors} tensors", err=True)
+
+    rows, floor = measure(bench, on_row)
+    _print_save(rows, beside)
+    printing.say(_floor_line(floor))
+
+
+def _floor_line(floor: Floor) -> str:
+    return (
         f"this machine, one thread: memcpy {floor.memcpy_gb_per_s} GB/s, "
         f"write and fsync {floor.write_fsync_gb_per_s} GB/s"
     )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(count) for count in text.split(","))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise ConfigError(f"--tensors is {text!r}: give counts, comma-separated, like 64,2000")
+    return counts
 
 
 def _known(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,13 +94,11 @@ def _known(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="what a save costs the training (seconds; ratios within one run)")
-    for column in ("method", "setting", "tensors", "first", "p50", "p95", "durable", "slowdown", "extra MB"):
-        table.add_column(column, justify="left" if column in ("method", "setting") else "right")
-    for row in rows:
-        table.add_row(
-            row.method,
+def _print_save(rows: Sequence[Row], beside: Sequence[Beside]) -> None:
+    columns = ("method", "setting", "tensors", "first", "p50", "p95", "durable", "slowdown", "extra", "setup", "step")
+    cells = [
+        (
+            "(no save: noise)" if row.method == NOTHING else row.method,
             row.setting,
             str(row.tensors),
             f"{row.stall_first_s:.4f}",
@@ -73,6 +106,11 @@ def _table(rows: list[Row]) -> Table:
             f"{row.stall_p95_s:.4f}",
             f"{row.durable_s:.2f}",
             f"{row.flush_slowdown:.2f}",
-            f"{row.peak_extra_bytes / 1e6:.0f}",
+            printing.size(row.peak_extra_bytes),
+            f"{more.setup_s:.3f}",
+            f"{more.step_s:.3f}",
         )
-    return table
+        for row, more in zip(rows, beside, strict=True)
+    ]
+    printing.say("what a save costs the training: seconds, and ratios within one run")
+    printing.print_table(columns, cells, right=columns[2:])
