@@ -88,9 +88,16 @@ def _core(each: _Import) -> bool:
     return top not in sys.stdlib_module_names or top in _CORE_MAY_NOT
 
 
+def _beyond_data(imported: str) -> bool:
+    return _under(imported, "surefoot") and not (
+        _under(imported, "surefoot.data", "surefoot.errors") or imported == "surefoot"
+    )
+
+
 _PICKLES = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle")
 _TORCH = ("torch", "torchvision", "torchaudio")
-_TORCH_PLACES = ("surefoot.bench", "surefoot.trainer", "surefoot.launch", "surefoot.scenario")
+_TORCH_PLACES = ("surefoot.bench", "surefoot.data", "surefoot.trainer", "surefoot.launch", "surefoot.scenario")
+_DATA_PLACES = ("surefoot.data", "surefoot.bench", "surefoot.scenario")
 # What a rule says must not be: the importer, and the import that breaks it.
 _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
     "core imports the standard library's pure part, errors and itself": lambda i: (
@@ -109,6 +116,10 @@ _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
     ),
     "nothing but cli imports finops": lambda i: (
         _under(i.imported, "surefoot.finops") and not _under(i.importer, "surefoot.finops", "surefoot.cli")
+    ),
+    "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": lambda i: (
+        (_under(i.importer, "surefoot.data") and _beyond_data(i.imported))
+        or (_under(i.imported, "surefoot.data") and not _under(i.importer, *_DATA_PLACES))
     ),
     "nothing imports the tests": lambda i: _under(i.imported, "tests"),
     "no pickle": lambda i: _under(
@@ -152,6 +163,11 @@ _BAD = {
         ("notices/a.py", "import surefoot.trainer.run"),
     ],
     "nothing but cli imports finops": [("agent/a.py", "def f():\n    import surefoot.finops.units")],
+    "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": [
+        ("data/a.py", "from surefoot.trainer.run import Run"),
+        ("data/a.py", "from .. import wire"),
+        ("trainer/a.py", "from surefoot.data import order"),
+    ],
     "nothing imports the tests": [("agent/a.py", "import tests.core")],
     "no pickle": [("agent/a.py", "from pickle import loads")],
     "no import by a computed name": [("agent/a.py", "__import__(name)")],
