@@ -73,8 +73,8 @@ def test_the_same_script_passes_once_the_generator_is_registered(places: Path) -
         (run, step) for run in ("disturbed", "undisturbed") for step in range(40)
     }
     assert len({line.attempt for line in lines if line.run == "disturbed"}) >= 3
-    # The log and what the processes printed, and nothing else, is kept.
-    assert {path.suffix for path in result.log.parent.iterdir()} == {".jsonl", ".out"}
+    # The logs, the page and what the processes printed, and nothing else, is kept.
+    assert {path.suffix for path in result.log.parent.iterdir()} == {".jsonl", ".out", ".html"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

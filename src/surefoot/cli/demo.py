@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Annotated, Self
@@ -17,6 +18,8 @@ from rich.table import Table
 from surefoot.scenario.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
 from surefoot.scenario.engine import View
 from surefoot.scenario.events import Event, Strike
+from surefoot.scenario.peers.compare import PeerResult
+from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Recovery
 
 _LEAVE_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,12 +37,20 @@ def demo(
         Path | None, typer.Option(help="Train into this directory instead of an S3 server of the demo's own.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
-    keep: Annotated[bool, typer.Option(help="Keep the runs and the events too, not only the log.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the runs and the events too, not only the logs.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the HTML page there instead of beside the log.", dir_okay=False)
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Let what people write by hand go through the same events. Takes longer.")
+    ] = False,
 ) -> None:
     """Train a small model, evict it, kill a worker, the agent, everything; compare with undisturbed training."""
     for number in _LEAVE_ON:
         signal.signal(number, _leave)
-    config = DemoConfig(seed=seed, steps=steps, ranks=ranks, store=store, keep=keep)
+    config = DemoConfig(
+        seed=seed, steps=steps, ranks=ranks, store=store, keep=keep, page=page, peers=METHODS if peers else ()
+    )
     with _Screen(config, quiet=as_json) as screen:
         result = run_demo(config, screen.look_on)
     if as_json:
@@ -136,7 +147,10 @@ def _show(result: DemoResult) -> None:
         console.print(f"problem: {problem}", markup=False)
     if result.output_tail:
         console.print(result.output_tail, markup=False)
+    if result.peers:
+        console.print(_peer_table(result.peers))
     console.print(f"log: {result.log}", markup=False, soft_wrap=True)
+    console.print(f"page: {result.page}", markup=False, soft_wrap=True)
     console.print("[bold green]PASS" if result.verdict.passed else "[bold red]FAIL")
 
 
@@ -147,3 +161,12 @@ def _cells(recovery: Recovery) -> list[str]:
         str(recovery.redone_steps),
         "-" if seconds is None else f"{seconds:.1f}",
     ]
+
+
+def _peer_table(peers: Sequence[PeerResult]) -> Table:
+    table = Table("way", "redone steps", "first difference", "seconds lost", "problems")
+    for peer in peers:
+        first = "none" if peer.first_difference is None else f"step {peer.first_difference}"
+        lost = "-" if peer.seconds_lost is None else f"{peer.seconds_lost:.1f}"
+        table.add_row(peer.method.title, str(peer.redone_steps), first, lost, str(len(peer.problems)))
+    return table

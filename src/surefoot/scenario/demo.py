@@ -1,6 +1,7 @@
 """The demo: train twice with the same seed, once through everything that can happen, once undisturbed; compare.
 
-Real processes, a real S3 server (or a directory), real signals. The seed moves the events and the training.
+Real processes, a real S3 server (or a directory), real signals. The seed moves the events and the training. On demand
+other ways to survive go through the same events.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from surefoot.agent.books import Books
+from surefoot.core.cadence import CONTINUOUS_GAP_S
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.home import base_directory
 from surefoot.s3_server import S3Server
+from surefoot.scenario import stalls
+from surefoot.scenario.curves import quantile, step_times
 from surefoot.scenario.engine import Outcome, Scenario, View
 from surefoot.scenario.events import Event, Kind, Strike, draw
 from surefoot.scenario.job import Node
-from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
+from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, gather, read
+from surefoot.scenario.page import Shown, demo_page
+from surefoot.scenario.peers.compare import Conditions, PeerResult, run_peer
+from surefoot.scenario.peers.methods import Method
 from surefoot.scenario.verdict import Recovery, Verdict, judge
 from surefoot.tiers.open import open_tier
 
@@ -54,12 +61,18 @@ class DemoConfig:
     """Takes --steps, --seed, --log and --name, and writes the log that `scenario.log` describes."""
     events: Sequence[Event] | None = None
     """None: an eviction and three kills, drawn from the seed."""
+    page: Path | None = None
+    """Where to write the page; None: beside the log."""
+    peers: Sequence[Method] = ()
+    """Other ways that go through the same events afterwards."""
 
     def __post_init__(self) -> None:
         if self.steps < MIN_STEPS:
             raise ConfigError(f"steps is {self.steps}: at least {MIN_STEPS} leave room between the events")
         if self.ranks < 1:
             raise ConfigError(f"ranks is {self.ranks}: at least 1 has to train")
+        if self.page is not None and not self.page.absolute().parent.is_dir():
+            raise ConfigError(f"page is {self.page}: there is no directory {self.page.absolute().parent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +85,12 @@ class DemoResult:
     log: Path
     output_tail: str
     """On a failure: the end of what the processes printed last."""
+    page: Path
+    peers: tuple[PeerResult, ...] | None
+    """None: not asked for."""
 
     def to_json(self) -> dict[str, Any]:
+        peers = {} if self.peers is None else {"peers": [peer.to_json() for peer in self.peers]}
         return {
             "verdict": "PASS" if self.verdict.passed else "FAIL",
             "steps": self.steps,
@@ -81,6 +98,7 @@ class DemoResult:
             "events": [_event_json(*pair) for pair in zip(self.strikes, self.verdict.recoveries, strict=True)],
             "problems": list(self.verdict.problems),
             "log": str(self.log),
+            **peers,
         }
 
 
@@ -108,7 +126,7 @@ def plan_events(seed: int, steps: int, ranks: int) -> list[Event]:
 
 
 def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
-    """Train twice and compare. Leaves the log and the processes' output, and nothing else.
+    """Train twice and compare. Leaves the logs, the page and the processes' output, and nothing else.
 
     Raises:
         ConfigError: there is no S3 server on this machine.
@@ -121,7 +139,11 @@ def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
         stage = _Stage(config, place, memory, store)
         outcome = stage.run(DISTURBED, _events(config), look_on)
         calm = stage.run(UNDISTURBED, [], look_on) if not outcome.problems else None
-        return _result(config, place, outcome, calm)
+        result = _result(config, place, outcome, calm)
+        if config.peers:
+            result = replace(result, peers=tuple(_peers(config, place, memory, result, look_on)))
+        result.page.write_text(demo_page(_shown(config, place, result)))
+        return result
 
 
 def _events(config: DemoConfig) -> Sequence[Event]:
@@ -158,7 +180,7 @@ class _Stage:
             command=[*supervisor, str(config.script), *arguments],
             memory=self._memory,
             output=self._place,
-            environment={"XDG_STATE_HOME": str(self._place / "state")},
+            environment={"XDG_STATE_HOME": str(self._place / "state" / name)},
         )
 
 
@@ -188,7 +210,67 @@ def _result(config: DemoConfig, place: Path, outcome: Outcome, calm: Outcome | N
     if problems:
         # Whatever else the log says follows from these.
         verdict = Verdict(verdict.bit_identical and calm is not None, verdict.recoveries, tuple(problems))
-    return DemoResult(config.steps, outcome.strikes, verdict, log, "" if verdict.passed else _output_tail(place))
+    tail = "" if verdict.passed else _output_tail(place)
+    return DemoResult(config.steps, outcome.strikes, verdict, log, tail, config.page or place / "page.html", None)
+
+
+def _shown(config: DemoConfig, place: Path, result: DemoResult) -> Shown:
+    found = [
+        stall
+        for run in (DISTURBED, UNDISTURBED)
+        for stall in stalls.find(run, (place / "state" / run).rglob("*.jsonl"))
+    ]
+    stalls.write(found, place / "stalls.jsonl")
+    return Shown(
+        seed=config.seed,
+        steps=config.steps,
+        ranks=config.ranks,
+        lines=_lines(result.log),
+        strikes=result.strikes,
+        verdict=result.verdict,
+        stalls=found,
+        peers=result.peers or (),
+        answer=result.to_json(),
+    )
+
+
+def _lines(log: Path) -> list[Line]:
+    """What can be shown of the log: nothing, if it could not be gathered."""
+    return read(log) if log.exists() else []
+
+
+# ---------------------------------------------------------------------- the other ways
+
+
+def _peers(config: DemoConfig, place: Path, memory: Path, result: DemoResult, look_on: LookOn) -> Iterator[PeerResult]:
+    undisturbed = [line for line in _lines(result.log) if line.run == UNDISTURBED]
+    times = step_times(undisturbed)
+    if not times:
+        return
+    conditions = Conditions(
+        steps=config.steps,
+        seed=config.seed,
+        ranks=config.ranks,
+        events=_events(config),
+        # As often as Surefoot's continuous saves, in steps.
+        save_every=max(1, round(CONTINUOUS_GAP_S / quantile(times, 0.5))),
+        memory=memory,
+    )
+    for method in config.peers:
+        yield _peer(method, conditions, undisturbed, place, config.keep, look_on)
+
+
+def _peer(
+    method: Method, conditions: Conditions, undisturbed: Sequence[Line], place: Path, keep: bool, look_on: LookOn
+) -> PeerResult:
+    own = place / method.name
+    own.mkdir()
+    try:
+        return run_peer(method, conditions, undisturbed, own, lambda view: look_on(method.name, view))
+    finally:
+        if not keep:
+            for name in ("lines", "checkpoints"):
+                shutil.rmtree(own / name, ignore_errors=True)
 
 
 def _output_tail(place: Path) -> str:

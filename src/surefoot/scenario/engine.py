@@ -70,6 +70,7 @@ class Scenario:
         patience_s: how long nothing may move.
         limit_s: how long the whole may take.
         linger_s: how long processes may take to follow their supervisor.
+        make_job: what runs a node; another than `Job` for what has no board.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Scenario:
         patience_s: float = PATIENCE_S,
         limit_s: float = LIMIT_S,
         linger_s: float = LINGER_S,
+        make_job: Callable[[Node], Job] = Job,
     ) -> None:
-        self._jobs = [Job(node) for node in nodes]
+        self._jobs = [make_job(node) for node in nodes]
         self._events = list(events)
         self._num_ranks = num_ranks
         self._newest_durable = newest_durable
@@ -181,9 +183,10 @@ class Scenario:
         if kind is Kind.EVICT:
             self._until(lambda: job.exit_code() is not None)
             code = job.exit_code()
-            if code not in (EVICTED, FINISHED):
+            evicted = code is not None and job.was_evicted(code)
+            if not evicted and code != FINISHED:
                 raise _Stopped(f"after evict {_ended(job)}, not {EVICTED}; it printed:\n{job.output_tail()}")
-            if code == EVICTED:
+            if evicted:
                 self._check_nobody_left(job)
                 job.start()
             return replace(strike, exit_code=code)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.errors import SurefootError
+from surefoot.exits import EVICTED
 from surefoot.home import BASE_VARIABLE
 from surefoot.scenario.processes import (
     MARK_VARIABLE,
@@ -92,6 +93,10 @@ class Job:
     def exit_code(self) -> int | None:
         """The supervisor's, None while it lives."""
         return None if self.supervisor is None else self.supervisor.poll()
+
+    def was_evicted(self, code: int) -> bool:
+        """Whether this end is that of an eviction, after which the same command is started again."""
+        return code == EVICTED
 
     def members(self) -> list[int]:
         """Every live process of this job."""

@@ -75,6 +75,21 @@ def judge(lines: Sequence[Line], strikes: Sequence[Strike], *, steps: int, num_r
 # ---------------------------------------------------------------------- the same, to the last bit
 
 
+def first_difference(lines: Sequence[Line]) -> int | None:
+    """First step of the disturbed run at which samples or loss of a rank are not the undisturbed ones."""
+    wanted = {(line.rank, line.step): line for line in lines if line.run == UNDISTURBED}
+    others = (
+        line.step
+        for line in lines
+        if line.run == DISTURBED and (other := wanted.get((line.rank, line.step))) and not _same(line, other)
+    )
+    return min(others, default=None)
+
+
+def _same(line: Line, other: Line) -> bool:
+    return (line.samples, line.loss_bits) == (other.samples, other.loss_bits)
+
+
 def _differences(disturbed: Sequence[Line], undisturbed: Sequence[Line]) -> list[str]:
     wanted = {(line.rank, line.step): line for line in undisturbed}
     found = []

@@ -1,0 +1,1 @@
+"""Other ways to survive an eviction, under the same events: scripts as people write them, under plain torchrun."""
