@@ -50,7 +50,7 @@ class Trainers:
         self._processes = processes
 
     def figures(self, within_s: float) -> list[dict[str, Any]]:
-        """Wait for a good end of all, and return what each rank left by `worker.leave_figures`.
+        """Wait for a good end of all, and return what each rank left by `worker.leave`.
 
         Raises:
             SurefootError: one ended otherwise, or not in time; with the end of what it printed.
@@ -62,6 +62,10 @@ class Trainers:
                 raise self._failed(0, f"did not end within {within_s:.0f} s")
             time.sleep(_LOOK_EVERY_S)
         self.check()
+        return self.left()
+
+    def left(self) -> list[dict[str, Any]]:
+        """Each rank's figures, of ranks that have said so and live on."""
         paths = (figures_path(self._place, self._name, rank) for rank in range(len(self._processes)))
         return [json.loads(path.read_text(encoding="ascii")) for path in paths]
 
@@ -97,16 +101,22 @@ class Trainers:
 
 @contextmanager
 def trainers(
-    name: str, ranks: int, settings: Mapping[str, Any], place: Place, environment: Mapping[str, str] | None = None
+    module: str,
+    ranks: int,
+    settings: Mapping[str, Any],
+    place: Place,
+    environment: Mapping[str, str] | None = None,
+    tag: str = "",
 ) -> Iterator[Trainers]:
-    """Start `python -m surefoot.bench.<name>` on `ranks` ranks; what is left of them ends with the block.
+    """Start `python -m surefoot.bench.<module>` on `ranks` ranks; what is left of them ends with the block.
 
     Args:
-        name: the worker module.
+        module: the worker's.
         ranks: how many.
-        settings: what `worker.settings` returns there.
+        settings: what `worker.begin` returns there.
         place: the measurement's.
         environment: further variables.
+        tag: tells these trainers' files from others' of the same module and place.
     """
     # Settings of the user's own runs must not reach these.
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SUREFOOT_")}
@@ -122,12 +132,13 @@ def trainers(
         "TORCHELASTIC_RUN_ID": "bench",
         **(environment or {}),
     }
-    text = json.dumps({**settings, "place": str(place.files)})
+    name = f"{module}{tag}"
+    text = json.dumps({**settings, "place": str(place.files), "name": name})
     processes: list[subprocess.Popen[bytes]] = []
     started = Trainers(place.files, name, processes)
     try:
         for rank in range(ranks):
-            processes.append(_start(name, rank, text, output_path(place.files, name, rank), common))
+            processes.append(_start(module, rank, text, output_path(place.files, name, rank), common))
         yield started
     finally:
         started.kill()
@@ -148,10 +159,10 @@ def workplace() -> Iterator[Place]:
             kill_marked(mark)
 
 
-def _start(name: str, rank: int, text: str, output: Path, common: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(module: str, rank: int, text: str, output: Path, common: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with output.open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", f"surefoot.bench.{name}", text],
+            [sys.executable, "-m", f"surefoot.bench.{module}", text],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=log,

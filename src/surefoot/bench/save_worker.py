@@ -19,7 +19,7 @@ from surefoot.bench.cores import Cores
 from surefoot.bench.methods import Method, make_method
 from surefoot.bench.synthetic import Training
 from surefoot.bench.watch import Watch
-from surefoot.bench.worker import begin, end
+from surefoot.bench.worker import begin, leave
 
 _QUIET_FIRST = 8
 _QUIET_BETWEEN = 4
@@ -141,5 +141,5 @@ def _flushing(save: Save) -> list[float]:
 
 
 if __name__ == "__main__":
-    todo = begin("save_worker")
-    end("save_worker", todo, measure(todo))
+    todo = begin()
+    leave(todo, measure(todo), last=True)

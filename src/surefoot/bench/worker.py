@@ -18,19 +18,21 @@ from surefoot.bench.jobs import figures_path
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(name: str) -> dict[str, Any]:
+def begin() -> dict[str, Any]:
     """Join the other ranks, and return the settings. This process ends with the one that started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    meeting = f"file://{settings['place']}/{name}.meeting"
+    meeting = f"file://{settings['place']}/{settings['name']}.meeting"
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     return settings
 
 
-def end(name: str, settings: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Leave this rank's figures, and go when all have."""
-    figures_path(Path(settings["place"]), name, dist.get_rank()).write_text(json.dumps(figures), encoding="ascii")
-    dist.barrier()
-    dist.destroy_process_group()
+def leave(settings: dict[str, Any], figures: dict[str, Any], *, last: bool = False) -> None:
+    """Leave this rank's figures; if it is the last that this process does, part from the others."""
+    path = figures_path(Path(settings["place"]), settings["name"], dist.get_rank())
+    path.write_text(json.dumps(figures), encoding="ascii")
+    if last:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -14,13 +14,18 @@ from surefoot.bench.save import METHODS, NOTHING, SETTINGS, Beside, Floor, Row, 
 from surefoot.cli import printing
 from surefoot.errors import ConfigError
 
+Ranks = Annotated[int, typer.Option(help="Trainers.", min=1)]
+Tensors = Annotated[int, typer.Option(help="Tensors of a rank's state.", min=1)]
+_MB = 1_000_000
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measurements, as ratios within one run.", no_args_is_help=True)
-    bench.command("save")(save)
-    # A group with one command would be taken for that command.
+    for command in (save, restore, disk, link):
+        bench.command(command.__name__)(command)
+    bench.command("all")(everything)
     bench.callback()(_leave_in_good_order)
     app.add_typer(bench, name="bench")
 
@@ -33,7 +38,7 @@ def _leave_in_good_order() -> None:
 
 def save(
     state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
-    ranks: Annotated[int, typer.Option(help="Trainers.", min=1)] = 2,
+    ranks: Ranks = 2,
     tensors: Annotated[str, typer.Option(help="Tensors of a rank's state, comma-separated.")] = "64,2000",
     saves: Annotated[int, typer.Option(help="Saves of each method.", min=1)] = 10,
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(METHODS),
@@ -43,7 +48,7 @@ def save(
     """Stall, time to durable and slowdown of each way to save the same synthetic AdamW state."""
     chosen = _known(methods, METHODS)
     bench = SaveBench(
-        state_bytes=state_mb * 1_000_000,
+        state_bytes=state_mb * _MB,
         ranks=ranks,
         tensors=_counts(tensors),
         saves=saves,
@@ -52,9 +57,74 @@ def save(
         settings=_known(settings, SETTINGS),
     )
     if as_json:
-        typer.echo(json.dumps(to_json(*measure(bench, lambda _row, _beside: None))))
+        typer.echo(json.dumps(to_json(*measure(bench, lambda _row, _beside: None)), allow_nan=False))
         return
     _show_save(bench)
+
+
+def restore(
+    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
+    ranks: Ranks = 2,
+    tensors: Tensors = 64,
+    rounds: Annotated[int, typer.Option(help="Restarts.", min=1)] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """A restart from the agent's memory, beside memcpy of the same bytes."""
+    from surefoot.bench import restore as bench
+
+    wanted = bench.RestoreBench(state_bytes=state_mb * _MB, ranks=ranks, tensors=tensors, rounds=rounds)
+    _show("restart out of memory", bench.to_json(bench.measure(wanted)), as_json=as_json)
+
+
+def disk(
+    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
+    ranks: Ranks = 2,
+    tensors: Tensors = 64,
+    rounds: Annotated[int, typer.Option(help="Writes of each kind.", min=1)] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Bytes to disk through the whole pipeline, trainers idle, beside a raw direct write of as many."""
+    from surefoot.bench import disk as bench
+
+    wanted = bench.DiskBench(state_bytes=state_mb * _MB, ranks=ranks, tensors=tensors, rounds=rounds)
+    _show("to disk", bench.to_json(bench.measure(wanted)), as_json=as_json)
+
+
+def link(
+    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 2000,
+    ranks: Ranks = 2,
+    tensors: Tensors = 64,
+    link_mb_per_s: Annotated[float, typer.Option(help="Speed of the way to the bucket.", min=0.001)] = 200.0,
+    window_s: Annotated[float, typer.Option(help="Seconds from the notice to the end.", min=0.1)] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """An announced eviction behind a link of known speed, while compute goes on."""
+    from surefoot.bench import link as bench
+
+    wanted = bench.LinkBench(
+        state_bytes=state_mb * _MB,
+        ranks=ranks,
+        tensors=tensors,
+        link_bytes_per_s=link_mb_per_s * _MB,
+        window_s=window_s,
+    )
+    _show("eviction behind a slow link", bench.to_json(bench.measure(wanted)), as_json=as_json)
+
+
+def everything() -> None:
+    """All of these, one after the other, at their usual sizes."""
+    _show_save(SaveBench(methods=(*METHODS, NOTHING)))
+    restore()
+    disk()
+    link()
+
+
+def _show(title: str, result: dict[str, object], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+        return
+    printing.say(f"\n{title}")
+    printing.print_table(("figure", "value"), [(name, str(value)) for name, value in result.items()], right=("value",))
 
 
 def _show_save(bench: SaveBench) -> None:
