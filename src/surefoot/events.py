@@ -19,6 +19,10 @@ there is one). The fields beside these, by event:
     stopped            ranks, why
     save_failed        step, tier, why, attempt
     quarantined        object, tier, why
+    frozen_saving      object, tier, bytes, rank: tensors that never change begin to be saved; periodic saves wait
+    frozen_saved       object, tier, bytes, rank, seconds
+    frozen_failed      object, tier, why, attempt
+    frozen_loaded      bytes, tier, seconds: at a start, those that the script had made differently
     swept              steps, bytes
     superseded         by: generation and launch
     durable_age        age_s, step, tier: an alarm
@@ -90,6 +94,13 @@ def _committed(event: Event) -> str:
     )
 
 
+def _frozen_saving(event: Event) -> str:
+    return (
+        f"saving frozen tensors of rank {event['rank']} on {event['tier']}: {human_bytes(event['bytes'])}; "
+        "durable saves wait for them"
+    )
+
+
 def _notice(event: Event) -> str:
     return f"eviction notice ({event['source']}): {event['grace_s']:.1f} s left"
 
@@ -139,6 +150,14 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "committed": _committed,
     "copied": lambda e: f"copied step {e['step']} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
     "notice": _notice,
+    "frozen_saving": _frozen_saving,
+    "frozen_saved": lambda e: (
+        f"saved frozen tensors on {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s ({e['object']})"
+    ),
+    "frozen_failed": lambda e: f"saving {e['object']} on {e['tier']} failed (attempt {e['attempt']}): {e['why']}",
+    "frozen_loaded": lambda e: (
+        f"loaded frozen tensors from {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s"
+    ),
     "evicted": _evicted,
     "planned": _planned,
     "quarantined": _quarantined,

@@ -12,6 +12,9 @@ from surefoot.agent.books import Books
 from surefoot.agent.control import Server
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
+from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.frozen_files import FrozenFiles
+from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
@@ -28,6 +31,7 @@ from surefoot.agent.start import Starter
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.clock import boot_s, wall_s
+from surefoot.core.plan import Plan
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.home import Home
 from surefoot.notices.base import NoticeSource
@@ -62,13 +66,25 @@ class Agent:
         self._memory = Memory(home, self._bad_memory)
         self._crew = Crew(board, lambda: self._opening.crew_complete(), self._worker_gone)
         self._pins = Pins(self._crew)
-        pipeline = Pipeline(books, disks, Pacer(config.cadence.max_bytes_per_s), self._situation.set_phase)
-        keeper = Keeper(books, disks, journal)
+        pacer = Pacer(config.cadence.max_bytes_per_s)
+        pipeline = Pipeline(books, disks, pacer, self._situation.set_phase)
+        frozen_files = FrozenFiles(books, disks, journal)
+        self._frozen = FrozenDesk(self._crew, self._memory, frozen_files, pacer, journal, self.spawn)
+        frozen_start = FrozenStart(self._crew, self._frozen, frozen_files, journal)
+        keeper = Keeper(books, disks, frozen_files, journal)
         self._shipper = Shipper(
-            self._memory, pipeline, self._pins, keeper, journal, self._situation, config.cadence, disks is not None
+            self._memory,
+            pipeline,
+            self._pins,
+            keeper,
+            self._frozen,
+            journal,
+            self._situation,
+            config.cadence,
+            disks is not None,
         )
         self._hasher = Hasher(self._memory, self._shipper.pinned)
-        planner = Planner(self._memory, journal, config.num_slots, self._shipper.pinned, self._hasher.set_plan)
+        planner = Planner(self._memory, journal, config.num_slots, self._shipper.pinned, self._planned)
         self._eviction = Eviction(self._crew, self._memory, self._shipper, self._situation, journal)
         self._reception = Reception(
             self._crew,
@@ -78,12 +94,14 @@ class Agent:
             self._shipper,
             self._hasher,
             self._eviction,
+            self._frozen,
+            frozen_start,
             self._situation,
             journal,
             config.grace_s,
             self,
         )
-        starter = Starter(books, disks, self._memory, journal, config.launch, config.node, config.resume)
+        starter = Starter(books, disks, self._memory, frozen_start, journal, config.launch, config.node, config.resume)
         self._opening = Opening(
             home.run,
             self._crew,
@@ -235,7 +253,12 @@ class Agent:
 
     # ------------------------------------------------------------------ what goes on beside
 
+    def _planned(self, plan: Plan) -> None:
+        self._hasher.set_plan(plan)
+        self._frozen.planned(plan)
+
     def _worker_gone(self, worker: Worker) -> None:
+        self._frozen.worker_gone(worker)
         situation = self._situation
         if not self._crew.workers:
             situation.finished_before = situation.finished_on_all()
@@ -282,10 +305,10 @@ class Agent:
 
     # ------------------------------------------------------------------ what parts ask of the whole
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that the agent's end ends."""
         assert self._group is not None
-        self._group.create_task(work)
+        return self._group.create_task(work)
 
     def draining(self) -> None:
         """From here on a newcomer waits for this agent's end instead of being refused."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from surefoot.agent.books import Books
+from surefoot.agent.frozen_files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.clock import boot_s, wall_s
+from surefoot.core.frozen import files_of
 from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_prefix
 from surefoot.core.lineage import cuts
 from surefoot.core.manifest import Generation, Manifest
@@ -21,9 +23,10 @@ _TRUST_S = 5.0
 class Keeper:
     """Runs after commits. Knows the manifests that it has seen; a manifest changes only by retention's own hand."""
 
-    def __init__(self, books: Books, disks: Tier | None, journal: Journal) -> None:
+    def __init__(self, books: Books, disks: Tier | None, frozen: FrozenFiles, journal: Journal) -> None:
         self._books = books
         self._disks = disks
+        self._frozen = frozen
         self._journal = journal
         self._manifests: dict[StepId, Manifest] = {}
         self._buried: set[StepId] = set()
@@ -41,13 +44,16 @@ class Keeper:
         await self.run(current, under_way)
 
     async def verify(self, manifest: Manifest) -> bool:
-        """True if every shard of a checkpoint is there with its size. Found good once, it is not asked again."""
+        """True if every shard of a checkpoint is there with its size, and every frozen file that it names. Found good
+        once, it is not asked again."""
         if manifest.at not in self._verified:
             try:
                 sizes = [await self._books.tier.size(shard.key) for shard in manifest.shards]
             except ObjectMissingError:
                 return False
             if sizes != [shard.size_bytes for shard in manifest.shards]:
+                return False
+            if not all([await self._frozen.is_durable(file) for file in files_of(manifest)]):
                 return False
             self._verified.add(manifest.at)
         return True
@@ -83,7 +89,8 @@ class Keeper:
         if delay_s <= 0:
             freed += await self._sweep(generations, current, delay_s)
         await self._sweep_abandoned(commits, generations, current, under_way)
-        return freed
+        await self._still_newest(generations, current)
+        return freed + await self._frozen.sweep(self._manifests.values(), delay_s)
 
     async def _learn(self, at: StepId) -> None:
         if at in self._manifests or at in self._buried:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from surefoot.agent.control import Link
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
+from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
@@ -30,7 +32,7 @@ _SAMPLE_EVERY_S = 1.0
 class Surroundings(Protocol):
     """What reception needs of the agent's life."""
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object: ...
     def status(self) -> Body: ...
     def draining(self) -> None: ...
 
@@ -47,6 +49,8 @@ class Reception:
         shipper: Shipper,
         hasher: Hasher,
         eviction: Eviction,
+        frozen: FrozenDesk,
+        frozen_start: FrozenStart,
         situation: Situation,
         journal: Journal,
         grace_s: float,
@@ -59,6 +63,7 @@ class Reception:
         self._shipper = shipper
         self._hasher = hasher
         self._eviction = eviction
+        self._frozen = frozen
         self._situation = situation
         self._journal = journal
         self._grace_s = grace_s
@@ -80,6 +85,9 @@ class Reception:
             "notice": self._notice,
             "need_slot": self._need_slot,
             "bye": self._bye,
+            "frozen": frozen.announced,
+            "frozen_gone": frozen.gone,
+            "frozen_checked": frozen_start.checked,
         }
 
     async def converse(self, link: Link, first: Body, fds: list[int]) -> None:
@@ -89,6 +97,8 @@ class Reception:
             await self._serve_trainer(link, first, fds)
         elif role == "supervisor":
             await self._serve_supervisor(link)
+        elif role == "frozen":
+            await self._frozen.serve(link, first)
         elif role == "cli":
             await self._serve_command(link, first)
         else:

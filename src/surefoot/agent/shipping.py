@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
@@ -63,6 +64,7 @@ class Shipper:
         pipeline: Pipeline,
         pins: Pins,
         keeper: Keeper,
+        frozen: FrozenDesk,
         journal: Journal,
         situation: Situation,
         cadence: Cadence,
@@ -72,6 +74,7 @@ class Shipper:
         self._pipeline = pipeline
         self._pins = pins
         self._keeper = keeper
+        self._frozen = frozen
         self._journal = journal
         self._situation = situation
         self._cadence = cadence
@@ -231,6 +234,7 @@ class Shipper:
             await self._periodic.wait()
             self._periodic.clear()
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
+            await self._frozen.ready()
             board = self._situation.board
             board.set_node(NodeWord.DURABLE_WANTED, board.node(NodeWord.DURABLE_WANTED) + 1)
 
@@ -266,6 +270,11 @@ class Shipper:
         started_s, started_ns = boot_s(), boot_ns()
         try:
             images = await self._hashed(delivery)
+            why = await self._frozen.hold_back(images, delivery.trigger)
+            if why is not None:
+                self._journal.record("skipped", step=delivery.at.step, why=why)
+                await self._give_up(delivery, why)
+                return
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
             manifest = await self._pipeline.ship(

@@ -9,6 +9,7 @@ from typing import Any
 
 from surefoot.agent.books import Books
 from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
+from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.clock import boot_s, wall_s
@@ -51,11 +52,20 @@ class Starter:
     """Chooses and claims. Remembers nothing between starts but what proved bad."""
 
     def __init__(
-        self, books: Books, disks: Tier | None, memory: Memory, journal: Journal, launch: str, node: str, resume: str
+        self,
+        books: Books,
+        disks: Tier | None,
+        memory: Memory,
+        frozen: FrozenStart,
+        journal: Journal,
+        launch: str,
+        node: str,
+        resume: str,
     ) -> None:
         self._books = books
         self._disks = disks
         self._memory = memory
+        self._frozen = frozen
         self._journal = journal
         self._launch = launch
         self._node = node
@@ -73,6 +83,7 @@ class Starter:
         """
         began_s = boot_s()
         taken = 0
+        self._frozen.forget()
         while True:
             generations = await self._generations(taken)
             chain = cuts(generations)
@@ -172,7 +183,7 @@ class Starter:
             here = {source: images for source, images in sets.items() if source.at == at}
             for source in ranking([*here, *self._stored(manifest)], chain):
                 image = await self._load(source, here.get(source), manifest)
-                if image is not None:
+                if image is not None and await self._settled(image):
                     return image
         image = await self._last_resort(given_up)
         if image is None:
@@ -186,10 +197,25 @@ class Starter:
                 continue
             for source in self._stored(manifest):
                 image = await self._load(source, None, manifest)
-                if image is not None:
+                if image is not None and await self._settled(image):
                     self._journal.record("warning", what=f"step {manifest.at.step} had been given up, but is whole")
                     return image
         return None
+
+    async def _settled(self, image: Image) -> bool:
+        """True once every trainer has the frozen tensors that an image needs; else the image is passed over."""
+        try:
+            why = await self._frozen.settle(image.plan, image.records)
+        except BaseException:
+            self.release(image)
+            raise
+        if why is None:
+            return True
+        self.release(image)
+        what, place = f"step {image.source.at.step}", image.source.place
+        self._refused[f"{what} on {place}"] = why
+        self._journal.record("warning", what=f"{what} on {place} is passed over: {why}")
+        return False
 
     async def _is_there(self, manifest: Manifest) -> bool:
         try:

@@ -124,9 +124,14 @@ def frozen_ranks(plan: Plan) -> list[int]:
 
 
 def needed_by(plan: Plan, rank: int) -> list[Item]:
-    """The frozen items that a rank's structure refers to, in the structure's order. Sharded ones are never frozen."""
+    """The frozen items that a rank's structure refers to, in its order: of a sharded leaf all blocks, since only the
+    rank itself knows which one is its own."""
     mine = plan.sources(rank)
-    return [mine[name] for name in structure_leaves(plan.structure(rank)) if name in mine and mine[name].frozen]
+    items: list[Item] = []
+    for name in structure_leaves(plan.structure(rank)):
+        found = plan.blocks.get(name) or ([mine[name]] if name in mine else [])
+        items += [item for item in found if item.frozen]
+    return items
 
 
 def unnamed(present: Iterable[str], manifests: Iterable[Manifest], held: Iterable[str]) -> Sequence[str]:

@@ -119,6 +119,14 @@ class AgentClient:
         except OSError:
             return
 
+    def connect(self) -> socket.socket:
+        """A connection of its own, beside the watcher's: for bytes in bulk.
+
+        Raises:
+            OSError: there is no agent just now.
+        """
+        return wire.connect(self._path, 10.0)
+
     def event(self, kind: str, **fields: Any) -> None:
         """Have the agent note an event."""
         self.tell({"op": "event", "event": kind, "fields": fields})
