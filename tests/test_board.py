@@ -44,8 +44,10 @@ def test_a_board_is_taken_over_as_it_was_left(tmp_path: Path) -> None:
 def test_a_new_board_is_empty_private_and_reserved(tmp_path: Path) -> None:
     """All words but magic and size are zero; mode 0600; every page is there; nothing else is left beside it."""
     board = Board.create(tmp_path / "board", 2)
-    assert [board.node(word) for word in NodeWord if word not in (NodeWord.MAGIC, NodeWord.NUM_RANKS)] == [0] * 9
-    assert [board.rank(rank, word) for rank in range(2) for word in RankWord] == [0] * 16
+    assert [board.node(word) for word in NodeWord if word not in (NodeWord.MAGIC, NodeWord.NUM_RANKS)] == [0] * (
+        len(NodeWord) - 2
+    )
+    assert [board.rank(rank, word) for rank in range(2) for word in RankWord] == [0] * 2 * len(RankWord)
     info = (tmp_path / "board").stat()
     assert (stat.S_IMODE(info.st_mode), info.st_size, info.st_nlink) == (0o600, 3 * PAGE_BYTES, 1)
     assert info.st_blocks * 512 >= info.st_size
@@ -58,8 +60,10 @@ def test_pages_do_not_touch(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 3)
     for word in RankWord:
         board.set_rank(1, word, _MAX)
-    assert [board.rank(rank, word) for rank in (0, 2) for word in RankWord] == [0] * 16
-    assert [board.node(word) for word in NodeWord if word not in (NodeWord.MAGIC, NodeWord.NUM_RANKS)] == [0] * 9
+    assert [board.rank(rank, word) for rank in (0, 2) for word in RankWord] == [0] * (2 * len(RankWord))
+    assert [board.node(word) for word in NodeWord if word not in (NodeWord.MAGIC, NodeWord.NUM_RANKS)] == [0] * (
+        len(NodeWord) - 2
+    )
     data = (tmp_path / "board").read_bytes()
     assert struct.unpack_from("<8Q", data, 2 * PAGE_BYTES) == (_MAX,) * 8
 

@@ -56,6 +56,8 @@ class NodeWord(IntEnum):
     SUPERSEDED = 9
     """1 once a newer launch owns the run."""
     AGENT_PID = 10
+    LATE_TARGET = 11
+    """The step that every rank is to have in memory + 1, if it is held; 0 as long as that is not known."""
 
 
 class RankWord(IntEnum):
@@ -73,6 +75,10 @@ class RankWord(IntEnum):
     PHASE = 5
     PID = 6
     SEALED_GENERATION = 7
+    PASSED = 8
+    """Newest step that this incarnation has sealed or given up + 1."""
+    ENTERED = 9
+    """Newest step whose optimizer may have begun + 1; only steps before which a held rank could stay are counted."""
 
 
 class Board:
@@ -147,18 +153,23 @@ class Board:
         self._words[(local_rank + 1) * _WORDS + word] = value
 
     def sealed_on_all(self, generation: int, local_world_size: int) -> int:
-        """Newest step known to be sealed in this generation on every local rank, or -1.
+        """Newest step known to be sealed in this generation on every local rank, or -1."""
+        return self._lowest(RankWord.SEALED, generation, local_world_size)
 
-        A rank that enters a generation sets SEALED to 0 BEFORE it sets SEALED_GENERATION; read the other way round, and
-        the generation once more, so that the step is one of that generation.
-        """
-        newest = []
+    def passed_on_all(self, generation: int, local_world_size: int) -> int:
+        """Newest step that every local rank has sealed or given up in this generation, or -1."""
+        return self._lowest(RankWord.PASSED, generation, local_world_size)
+
+    def _lowest(self, word: RankWord, generation: int, local_world_size: int) -> int:
+        # A rank that enters a generation sets these words to 0 BEFORE it sets SEALED_GENERATION; read the other way
+        # round, and the generation once more, so that the step is one of that generation.
+        steps = []
         for rank in range(local_world_size):
             before = self.rank(rank, RankWord.SEALED_GENERATION)
-            newest.append(self.rank(rank, RankWord.SEALED) - 1)
+            steps.append(self.rank(rank, word) - 1)
             if before != generation or self.rank(rank, RankWord.SEALED_GENERATION) != generation:
                 return -1
-        return min(newest)
+        return min(steps)
 
 
 def _reserve(path: Path, size_bytes: int) -> mmap.mmap:

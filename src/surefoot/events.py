@@ -14,6 +14,7 @@ there is one). The fields beside these, by event:
     committed          step, tier, bytes, seconds, trigger, tag
     copied             step, tier, bytes, seconds: a copy on a local disk
     notice             source, grace_s
+    late               step: the one that every rank takes now, since no boundary has come in time
     evicted            step, safe, seconds: from the notice to the end
     worker_lost        rank, pid, step
     stopped            ranks, why

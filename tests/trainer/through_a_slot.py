@@ -13,6 +13,7 @@ import torch
 
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.segment import Segment, create_segment
+from surefoot.trainer.copying import copy_groups
 from surefoot.trainer.flatten import Flat, Flattener, dtype_name
 from surefoot.trainer.objects import Kept, KeptModule, keep
 from surefoot.trainer.restore import load, map_image
@@ -80,10 +81,10 @@ def stage(kept: Mapping[str, Kept]) -> Staged:
             num_slots=2,
             record_capacity=4096,
         )
-    stager = Stager(segment, plan, 0, [])
+    stager = Stager(segment, plan, 0, [], flat.tensors)
     slot = stager.take(-1)
     assert slot is not None
-    stager.fill(slot, flat.tensors)
+    copy_groups(stager.pairs(slot, flat.tensors))
     return Staged(plan, flat, segment, slot)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from surefoot.agent.crew import Crew
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
-from surefoot.board import NodeWord
+from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
 
 _ASSUMED_BYTES_PER_S = 100e6
 """Before anything was measured."""
 _MARGIN_S = 2.0
 """Left before the deadline for the commit and for the trainers to leave; at most a quarter of the window."""
+_COPIED_BYTES_PER_S = 1e9
+"""What staging a step late is reckoned with, and `_LATE_SPARE_S` beside it."""
+_LATE_SPARE_S = 1.0
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
+
+_barrier = threading.Lock()
+"""Taking it is a full barrier on the machines in use."""
 
 
 class Eviction:
@@ -40,6 +47,7 @@ class Eviction:
         self._deadline_s = 0.0
         self._margin_s = 0.0
         self.noticed = asyncio.Event()
+        self._late_ordered = False
         self._nothing_to_ship = False
 
     def notice(self, source: str, grace_s: float) -> None:
@@ -77,6 +85,8 @@ class Eviction:
         while not self._done():
             if not self._crew.workers:
                 await self._shipper.drop_incomplete()
+            if self._must_stage_late():
+                self._stage_late()
             if self._must_ship_alone():
                 self._nothing_to_ship = not await self._shipper.ship_newest("agent")
             await self._shipper.something(_LOOK_EVERY_S)
@@ -108,6 +118,37 @@ class Eviction:
         # Trainers still here will finish further steps, and stop at the boundary of the last.
         return not self._crew.workers
 
+    def _must_stage_late(self) -> bool:
+        """No boundary has come, and the newest finished step is not in memory because it was not due."""
+        workers = self._crew.workers
+        if self._late_ordered or not workers or self._situation.is_safe():
+            return False
+        board = self._situation.board
+        sealed = min(board.rank(worker.local_rank, RankWord.SEALED) for worker in workers)
+        finished = max(board.rank(worker.local_rank, RankWord.FINISHED) for worker in workers)
+        copy_s = self._image_bytes() / _COPIED_BYTES_PER_S + _LATE_SPARE_S
+        return sealed < finished and boot_s() >= self._deadline_s - self._ship_s() - self._margin_s - copy_s
+
+    def _stage_late(self) -> None:
+        """Have the newest finished step taken, whatever the trainers' main threads are doing.
+
+        Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
+        counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
+        """
+        self._late_ordered = True
+        board, workers = self._situation.board, self._crew.workers
+        board.set_node(NodeWord.LATE_TARGET, 0)
+        for worker in workers:
+            board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
+        with _barrier:
+            target = max(
+                board.rank(worker.local_rank, word)
+                for worker in workers
+                for word in (RankWord.FINISHED, RankWord.ENTERED)
+            )
+        board.set_node(NodeWord.LATE_TARGET, target)
+        self._journal.record("late", step=target - 1)
+
     def _must_ship_alone(self) -> bool:
         if self._situation.is_safe():
             return False
@@ -117,5 +158,7 @@ class Eviction:
         return boot_s() >= self._deadline_s - self._ship_s() - self._margin_s
 
     def _ship_s(self) -> float:
-        size_bytes = sum(segment.geometry.image_bytes for segment in self._memory.segments)
-        return 1.5 * size_bytes / (self._shipper.rate_bytes_per_s or _ASSUMED_BYTES_PER_S)
+        return 1.5 * self._image_bytes() / (self._shipper.rate_bytes_per_s or _ASSUMED_BYTES_PER_S)
+
+    def _image_bytes(self) -> int:
+        return sum(segment.geometry.image_bytes for segment in self._memory.segments)

@@ -56,8 +56,10 @@ class Planner:
         entries = [self._reports[rank] for rank in range(world_size)]
         plan = make_plan([report for _worker, _request, report in entries])
         record_bytes = max(Fields(request, "report").integer("record_bytes") for _w, request, _r in entries)
-        segments = self._reserve(plan, round_up(2 * record_bytes + _RECORD_SPARE_BYTES))
-        self._say(plan, segments)
+        asked = [Fields(request, "report").integer("slots") for _w, request, _r in entries]
+        num_slots = max(self._num_slots, *asked)
+        segments = self._reserve(plan, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots)
+        self._say(plan, segments, num_slots)
         self._on_planned(plan)
         pinned = self._pinned()
         self._reports.clear()
@@ -65,9 +67,9 @@ class Planner:
             mine = [slot for other, slot in pinned if other is segment]
             await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": mine}, (segment.fd,))
 
-    def _reserve(self, plan: Plan, record_capacity: int) -> list[Segment]:
+    def _reserve(self, plan: Plan, record_capacity: int, num_slots: int) -> list[Segment]:
         try:
-            return self._memory.reserve(plan, record_capacity, self._num_slots)
+            return self._memory.reserve(plan, record_capacity, num_slots)
         except ResourceError:
             older = [segment for segment in self._memory.segments if segment.plan_hash != plan.hash]
             if not older:
@@ -78,9 +80,9 @@ class Planner:
                 "no image is in memory",
             )
             self._memory.drop(older)
-            return self._memory.reserve(plan, record_capacity, self._num_slots)
+            return self._memory.reserve(plan, record_capacity, num_slots)
 
-    def _say(self, plan: Plan, segments: list[Segment]) -> None:
+    def _say(self, plan: Plan, segments: list[Segment], num_slots: int) -> None:
         slots = min(segment.num_slots for segment in segments)
         self._journal.record(
             "planned",
@@ -90,10 +92,10 @@ class Planner:
             slot_bytes=[segment.geometry.slot_stride for segment in segments],
             place="shm" if all(segment.path for segment in segments) else "memfd",
         )
-        if slots < self._num_slots:
+        if slots < num_slots:
             self._journal.record(
                 "warning",
-                what=f"memory allows {slots} of {self._num_slots} slots: while an upload runs, no step is staged, and "
+                what=f"memory allows {slots} of {num_slots} slots: while an upload runs, no step is staged, and "
                 "a crash goes back to the step under upload",
             )
         for name in plan.mismatched:

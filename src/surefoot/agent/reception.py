@@ -75,6 +75,7 @@ class Reception:
         """The supervisor said that its launch is over, or died."""
         self._trainer_operations: dict[str, Callable[[Worker, Body], Awaitable[None]]] = {
             "sealed": self._sealed,
+            "dropped": self._dropped,
             "report": planner.report,
             "check": self._check,
             "loaded": self._loaded,
@@ -221,6 +222,12 @@ class Reception:
         await self._shipper.passed(worker.rank, at)
         self._hasher.note(segment, slot)
         self._say_sealed(worker.rank, at.step, segment.geometry.image_bytes, trigger)
+
+    async def _dropped(self, worker: Worker, body: Body) -> None:
+        """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
+        fields = Fields(body, "dropped")
+        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        await self._shipper.dropped(worker.rank, at, fields.text("why"))
 
     def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
         """Each image that is to be shipped; of the others a sample."""

@@ -89,6 +89,8 @@ class Shipper:
         self._due_s = 0.0
         self._retained_s = 0.0
         self._changed = asyncio.Event()
+        self._dropped: dict[int, tuple[StepId, str]] = {}
+        """By rank, what it gave up last: others may seal that step only later."""
         self._spare: list[tuple[int, Segment, int, int]] = []
         """Pins that nobody needs."""
         self.rate_bytes_per_s = 0.0
@@ -118,12 +120,22 @@ class Shipper:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
         for delivery in list(self._deliveries):
             if delivery.at <= at and rank not in delivery.parts and delivery.at.generation == at.generation:
-                callers = sorted(delivery.parts)
-                await self._give_up(
-                    delivery,
-                    f"save() at step {delivery.at.step} was called on rank(s) {callers}, but not on rank {rank}: "
-                    "call it on every rank",
-                )
+                await self._give_up(delivery, self._why_missing(rank, delivery))
+
+    def _why_missing(self, rank: int, delivery: Delivery) -> str:
+        at, why = self._dropped.get(rank, (None, ""))
+        if at == delivery.at:
+            return f"rank {rank}: {why}"
+        return (
+            f"save() at step {delivery.at.step} was called on rank(s) {sorted(delivery.parts)}, but not on rank "
+            f"{rank}: call it on every rank"
+        )
+
+    async def dropped(self, rank: int, at: StepId, why: str) -> None:
+        """A rank gave its image of `at` up: nothing that needs it can complete."""
+        self._dropped[rank] = (at, why)
+        for delivery in [delivery for delivery in self._deliveries if delivery.at == at]:
+            await self._give_up(delivery, f"rank {rank}: {why}")
 
     async def left(self, rank: int) -> None:
         """A rank will seal nothing more: what still lacks its part cannot become whole."""

@@ -14,18 +14,18 @@ from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.cadence import stage_every
 from surefoot.core.documents import compact
 from surefoot.core.layout import StepId
-from surefoot.core.plan import Leaf, Report
 from surefoot.errors import CorruptError
 from surefoot.segment import open_segment
 from surefoot.trainer import rng
 from surefoot.trainer.agreement import Agreement
 from surefoot.trainer.alone import Alone
 from surefoot.trainer.client import AgentClient
-from surefoot.trainer.flatten import Flat, dtype_name, uncollected
+from surefoot.trainer.flatten import Flat, uncollected
 from surefoot.trainer.page import Page
 from surefoot.trainer.registry import Registry
+from surefoot.trainer.report import report_of
 from surefoot.trainer.stage import Stager
-from surefoot.trainer.tensors import digest
+from surefoot.trainer.take import Order, Taker
 from surefoot.wire import Body
 
 _SLOT_LOOK_S = 0.0005
@@ -43,6 +43,18 @@ class Save:
     metrics: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staging:
+    """How steps are to be staged."""
+
+    every: int | None = None
+    """Every so many steps; None: each step, unless copying one takes longer than a step."""
+    overlap: bool = True
+    """Copy behind the next step what can be."""
+    strict: bool | None = None
+    """No rank goes beyond a step before all have staged it. None: if no leaf lies on an accelerator."""
+
+
 class Boundary:
     """One trainer's boundaries in one generation."""
 
@@ -53,14 +65,15 @@ class Boundary:
         registry: Registry,
         agreement: Agreement,
         generation: int,
-        stage_setting: int | None,
+        staging: Staging,
     ) -> None:
         self._client = client
         self._page = page
         self._registry = registry
         self._agreement = agreement
         self._generation = generation
-        self._stage_setting = stage_setting
+        self._staging = staging
+        self._taker = Taker(page, generation, overlap=staging.overlap, strict=staging.strict, warn=self._warn)
         self._stager: Stager | None = None
         self._signature: tuple[Any, ...] | None = None
         self._drift = False
@@ -70,7 +83,7 @@ class Boundary:
         self._step_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=_MEASURED)
         self._copies_s: deque[float] = deque(maxlen=_MEASURED)
-        self._every = stage_setting or 1
+        self._every = staging.every or 1
         self._sampled_s = 0.0
         self._last_s = boot_s()
 
@@ -80,22 +93,35 @@ class Boundary:
         self._step_s = now_s - self._last_s
         self._steps_s.append(self._step_s)
         self._page.set(RankWord.FINISHED, step + 1)
+        self._taker.settle()
         self._registry.check_habits()
+        self._taker.watch(self._registry.optimizers())
         flat = self._registry.flatten()
         self._drift = self._stager is not None and flat.signature() != self._signature
         agreed = self._agreement.settle(self._vector)
         todo = at_boundary(agreed, step, planned=self._stager is not None, wanted=bool(saves), last=last)
         if todo.skipped:
             self._client.event("skipped", step=step, why="an upload still holds the slot")
-        must = todo.stop or last or bool(saves)
-        if todo.stage:
-            self._take(step, flat, todo, saves, last=last, must=must)
+        self._take(step, flat, todo, saves, last=last)
         self._agreement.post(self._vector())
-        self._sample(step, boot_s() - now_s)
+        self._sample(step, boot_s() - now_s + self._taker.take_waited_s())
         self._last_s = boot_s()
         if saves and todo.stage:
             self._wait_for(saves, StepId(step, self._generation))
         return todo.stop
+
+    def finish(self) -> None:
+        """Return when the last step taken is sealed."""
+        self._taker.finish()
+
+    def close(self) -> None:
+        """Let go of the optimizers. Whatever is in flight is sealed first."""
+        self._taker.close()
+
+    @property
+    def in_flight(self) -> bool:
+        """A step is being copied behind the training."""
+        return self._taker.in_flight
 
     # ------------------------------------------------------------------ called by the watcher thread
 
@@ -117,6 +143,10 @@ class Boundary:
         elif operation == "unpin" and current and stager is not None:
             stager.unpin(body["slot"], body["seq"])
 
+    def stage_late(self) -> None:
+        """The agent may have ordered a step that was not due."""
+        self._taker.stage_late()
+
     def news(self) -> list[Body]:
         """What an agent that replaces another must hear."""
         stager, newest = self._stager, self._newest_message
@@ -131,59 +161,84 @@ class Boundary:
             notice=self._page.noticed,
             replan=self._drift,
             durable=self._page.board.node(NodeWord.DURABLE_WANTED) > self._durable_served,
-            # By the next boundary the newest step is sealed everywhere: the strict fence below sees to it.
-            free_slots=stager.free_slots(self._newest) if stager is not None else 1,
+            free_slots=stager.free_slots(self._sealed_soon()) if stager is not None else 1,
             stage_every=self._every,
         )
 
-    def _take(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool, must: bool) -> None:
+    def _sealed_soon(self) -> int:
+        """What is known to be sealed on all ranks by the next boundary: the strict fence sees to the newest step."""
+        return self._newest if self._taker.strict else self._page.sealed_on_all(self._generation)
+
+    def _take(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool) -> None:
+        must = todo.stage and (todo.stop or last or bool(saves))
         record = self._record(step, flat, todo, saves, last)
         drift = self._any_drift(step, record) if must else False
         if todo.replan or drift:
             with uncollected():
                 self._plan(flat, len(record))
+            # Once more: under the new plan this rank's frozen file is another.
+            record = self._record(step, flat, todo, saves, last)
         stager = self._stager
         assert stager is not None
         if self._drift or len(record) > stager.segment.geometry.record_capacity:
             # Only this rank knows: all plan again at the next boundary, and this step has no whole image.
             self._drift = True
-            self._client.event("skipped", step=step, why="the structure changed; planning again at the next step")
+            self._page.set(RankWord.PASSED, step + 1)
+            if todo.stage:
+                why = "the structure changed; planning again at the next step"
+                self._client.event("skipped", step=step, why=why)
             return
-        self._page.phase(Phase.FILLING)
-        slot = self._slot(stager, must)
-        started_s = boot_s()
-        stager.fill(slot, flat.tensors)
-        self._seal(stager, slot, step, record, _trigger(todo, saves, last), saves)
-        self._copies_s.append(boot_s() - started_s)
-        if self._stage_setting is None and len(self._copies_s) == _MEASURED:
+        slot = self._slot(stager, must) if todo.stage else stager.take(self._page.sealed_on_all(self._generation))
+        if slot is None:
+            return
+        order = self._order(stager, slot, step, record, _trigger(todo, saves, last) if todo.stage else None, saves)
+        if todo.stage:
+            self._page.phase(Phase.FILLING)
+            self._newest = step
+            self._choose_cadence()
+        at_once = todo.stop or last or any(save.wait for save in saves)
+        self._taker.take(order, stager.pairs(slot, flat.tensors), due=todo.stage, at_once=at_once)
+
+    def _choose_cadence(self) -> None:
+        if self._staging.every is None and len(self._copies_s) == _MEASURED:
             copy_s, step_s = median(self._copies_s), median(self._steps_s)
             self._every = stage_every(copy_s, step_s) if copy_s > step_s else 1
 
-    def _seal(
+    def _order(
         self, stager: Stager, slot: int, step: int, record: bytes, trigger: str | None, saves: list[Save]
-    ) -> None:
-        at = StepId(step, self._generation)
+    ) -> Order:
+        """What closes the slot, from whatever thread the copies end in."""
+        staged_ns, started_s = boot_ns(), boot_s()
         if trigger is not None:
             self._durable_served = self._page.board.node(NodeWord.DURABLE_WANTED)
         tag = next((save.tag for save in saves if save.tag is not None), None)
-        message = stager.seal(
-            slot,
-            at,
-            record,
-            staged_ns=boot_ns(),
-            message={
-                "op": "sealed",
-                "step": step,
-                "generation": self._generation,
-                "trigger": trigger,
-                "tag": tag,
-            },
-        )
-        self._newest = step
-        self._page.set(RankWord.SEALED, step + 1)
-        self._page.phase(Phase.SEALED)
-        self._newest_message = message
-        self._client.tell(message)
+        about = {"op": "sealed", "step": step, "generation": self._generation, "trigger": trigger, "tag": tag}
+
+        def seal() -> None:
+            at = StepId(step, self._generation)
+            message = stager.seal(slot, at, record, staged_ns=staged_ns, message=about)
+            self._page.set(RankWord.SEALED, step + 1)
+            self._page.set(RankWord.PASSED, step + 1)
+            self._page.phase(Phase.SEALED)
+            self._copies_s.append(boot_s() - started_s)
+            self._newest_message = message
+            self._client.tell(message)
+
+        def drop(leaf: str | None) -> None:
+            stager.give_back(slot)
+            if leaf is not None:
+                self._page.set(RankWord.PASSED, step + 1)
+                self._tell_dropped(step, leaf)
+
+        return Order(step, slot, seal, trigger is not None, drop)
+
+    def _warn(self, what: str) -> None:
+        self._client.event("warning", what=what)
+
+    def _tell_dropped(self, step: int, leaf: str) -> None:
+        why = f"{leaf} changed while it was copied, outside of its optimizer's step"
+        self._client.tell({"op": "dropped", "step": step, "generation": self._generation, "why": why})
+        self._warn(f"step {step} is not staged: {why}; from here on it is copied before the next step begins")
 
     def _slot(self, stager: Stager, must: bool) -> int:
         """A slot to fill. Waits, as the strict fence demands, until every rank has sealed what came before."""
@@ -213,27 +268,23 @@ class Boundary:
     def _plan(self, flat: Flat, record_bytes: int) -> None:
         """Report what is registered, and get the plan and a segment for it."""
         several = self._page.ranks.world_size > 1
-        leaves = [
-            Leaf(
-                named.name,
-                dtype_name(named.tensor.dtype),
-                tuple(named.tensor.shape),
-                named.spread,
-                digest(named.tensor) if several and named.spread == "replicated" else "",
-            )
-            for named in flat.tensors
-        ]
-        report = Report(tuple(leaves), flat.structure).to_json()
-        answer, fds = self._client.request({"op": "report", "report": report, "record_bytes": record_bytes})
+        report = report_of(flat, several=several, digest=self._registry.digest).to_json()
+        slots = self._taker.wants_slots(named.tensor for named in flat.tensors)
+        answer, fds = self._client.request(
+            {"op": "report", "report": report, "record_bytes": record_bytes, "slots": slots}
+        )
         old = self._stager
         segment = open_segment(fds[0], None, populate=True)
         plan = segment.plan()
         if plan.hash != answer["plan"]:
             raise CorruptError("the agent handed over a segment of another plan")
-        self._stager = Stager(segment, plan, self._page.ranks.rank, answer["pinned"])
+        stager = self._stager = Stager(segment, plan, self._page.ranks.rank, answer["pinned"], flat.tensors)
+        self._taker.plan(stager.names, stager.memory)
+        self._registry.frozen.planned(plan, self._page.ranks.rank)
         self._signature = flat.signature()
         self._drift = False
         if old is not None:
+            self._taker.finish()
             old.segment.close()
 
     def _record(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], last: bool) -> bytes:
@@ -252,6 +303,7 @@ class Boundary:
                 "values": flat.values,
                 "positions": self._registry.positions(),
                 "rng": rng.capture(),
+                "frozen": self._registry.frozen.named(wait=todo.stage and (todo.stop or last or bool(saves))),
             }
         )
 

@@ -23,6 +23,8 @@ class Page:
         self.set(RankWord.INCARNATION, self._incarnation)
         self.set(RankWord.PID, pid)
         self.set(RankWord.SEALED, 0)
+        self.set(RankWord.PASSED, 0)
+        self.set(RankWord.ENTERED, 0)
         self.set(RankWord.SEALED_GENERATION, generation)
 
     def set(self, word: RankWord, value: int) -> None:
@@ -33,6 +35,7 @@ class Page:
 
     def leave(self) -> None:
         self.set(RankWord.SEALED, _NEVER_BEHIND)
+        self.set(RankWord.PASSED, _NEVER_BEHIND)
 
     @property
     def noticed(self) -> bool:
@@ -41,6 +44,27 @@ class Page:
 
     def sealed_on_all(self, generation: int) -> int:
         return self.board.sealed_on_all(generation, self.ranks.local_world_size)
+
+    @property
+    def passed(self) -> int:
+        """Newest step that this rank has sealed or given up, or -1."""
+        return self.board.rank(self.ranks.local_rank, RankWord.PASSED) - 1
+
+    def passed_on_all(self, generation: int) -> int:
+        """Newest step that every rank has sealed or given up, or -1."""
+        return self.board.passed_on_all(generation, self.ranks.local_world_size)
+
+    def must_stage_late(self, step: int) -> bool:
+        """The agent wants this step, which was not due, in memory."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) == step + 1
+
+    def must_stay(self, step: int) -> bool:
+        """The agent has ordered not to go beyond a step, and it is not known to be a later one than `step`."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) <= step + 1
+
+    @property
+    def _held(self) -> bool:
+        return self.board.rank(self.ranks.local_rank, RankWord.HOLD) == self._incarnation
 
     def must_end(self) -> bool:
         """The agent's stop word names this incarnation."""

@@ -65,6 +65,14 @@ class Registry:
             trees = {name: kept.tree() for name, kept in self._kept.items()}
             return Flattener(replicated).flatten(trees, optimizers)
 
+    def optimizers(self) -> list[Optimizer]:
+        """Every optimizer that the user named, alone or in a list or dict."""
+        found: list[Optimizer] = []
+        for value in [*self._objects.values(), *self._state.values()]:
+            parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+            found += [part for part in parts if isinstance(part, Optimizer)]
+        return list({id(optimizer): optimizer for optimizer in found}.values())
+
     def load(
         self, plan: Plan, record: Mapping[str, Any], of_rank: int, images: Mapping[int, MappedImage], rank: int
     ) -> None:

@@ -13,7 +13,7 @@ from surefoot.clock import boot_s
 from surefoot.core.cadence import Cadence
 from surefoot.core.documents import compact
 from surefoot.errors import ConfigError, UsageError
-from surefoot.trainer.boundary import Save
+from surefoot.trainer.boundary import Save, Staging
 from surefoot.trainer.session import Options, Session
 
 
@@ -28,6 +28,9 @@ class Run:
         grace_s: window of a bare SIGTERM.
         resume: `auto`, `must` (refuse to start from scratch) or `never` (start from scratch).
         stage: stage every so many steps; default 1, more only if copying a step takes longer than a step.
+        overlap: copy behind the next step what only a registered optimizer changes. False: copy all at each boundary.
+        strict: no rank's optimizer goes beyond a step before every rank has staged it. Default: unless the state lies
+            on an accelerator, where it would end the program's running ahead.
         objects: what to keep, by name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
             generators, data loaders, and plain values (found in `run.state`).
     """
@@ -42,6 +45,8 @@ class Run:
         grace_s: float = DEFAULT_GRACE_S,
         resume: str = "auto",
         stage: int | None = None,
+        overlap: bool = True,
+        strict: bool | None = None,
         **objects: Any,
     ) -> None:
         self._options = Options(
@@ -50,7 +55,7 @@ class Run:
             cadence=Cadence(interval_s=interval_s, max_bytes_per_s=max_bytes_per_s),
             grace_s=grace_s,
             resume=resume,
-            stage=stage,
+            staging=Staging(every=stage, overlap=overlap, strict=strict),
         )
         self._objects = objects
         self.state: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from surefoot.exits import EVICTED_UNSAVED, Evicted
 from surefoot.home import Use
 from surefoot.spawn import find_or_spawn, launch_key
 from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
-from surefoot.trainer.boundary import Boundary, Save
+from surefoot.trainer.boundary import Boundary, Save, Staging
 from surefoot.trainer.client import AgentClient, Refused
 from surefoot.trainer.data import Position
 from surefoot.trainer.page import Page
@@ -39,7 +39,7 @@ class Options:
     cadence: Cadence
     grace_s: float
     resume: str
-    stage: int | None
+    staging: Staging
 
 
 class Session:
@@ -83,6 +83,7 @@ class Session:
             if self._registered:
                 # The process may live on, as a notebook does, and try again.
                 self._goodbye(0, finished=False, wait_safe=False, failed=True)
+            self._registry.frozen.close()
             self._client.close()
             raise
 
@@ -105,6 +106,7 @@ class Session:
             raise ConfigError("under `surefoot run`, local drives are named there: surefoot run --disk DIR")
         self._client = AgentClient(path, self._hello, self._pushed, self._news, self._tick, respawn)
         self._client.start()
+        self._registry.frozen.attach(self._client.tell, self._client.connect)
 
     def _begin(self) -> int:
         problem = None if self._supervised else self._signals.install(self._client.wake_fd)
@@ -125,9 +127,10 @@ class Session:
         page.phase(Phase.RESTORING)
         finished = self._load(answer.get("start"))
         page.set(RankWord.FINISHED, finished + 1)
+        self._registry.frozen.begin(several=self._ranks.world_size > 1)
         self._agreement = GlooAgreement() if self._ranks.world_size > 1 else LoneAgreement()
         self._boundary = Boundary(
-            self._client, page, self._registry, self._agreement, self.generation, self._options.stage
+            self._client, page, self._registry, self._agreement, self.generation, self._options.staging
         )
         page.phase(Phase.TRAINING)
         return finished
@@ -136,6 +139,8 @@ class Session:
         error: SurefootError | None = None
         try:
             step = self._restore(start) if start is not None else 0
+            if start is None:
+                self._registry.frozen.refuse_torn(None, 0)
         except SurefootError as caught:
             error = caught
             step = 0
@@ -177,7 +182,7 @@ class Session:
         """A step is finished. True if this is where all ranks stop, because they are being evicted."""
         assert self._boundary is not None
         stop = self._boundary.cross(step, saves, last=last)
-        if not stop or last:
+        if not (stop and not last) and not self._boundary.in_flight:
             self._own_page.phase(Phase.TRAINING)
         return stop and not last
 
@@ -194,11 +199,14 @@ class Session:
         Raises:
             SurefootError: it cannot be made durable.
         """
+        if self._boundary is not None:
+            self._boundary.finish()
         if step:
             self._client.request({"op": "ensure", "step": step}, None)
 
     def close(self, *, clean: bool, finished: bool, step: int) -> None:
         """Leave in good order, or because of an error of the script's own."""
+        self._land(clean=clean)
         if clean:
             self._agreement.leave()
         self._own_page.leave()
@@ -207,6 +215,7 @@ class Session:
 
     def leave_evicted(self, step: int) -> Evicted:
         """Leave because this machine is being taken away. Returns the exit to raise."""
+        self._land(clean=False)
         self._agreement.leave()
         safe = self._goodbye(step, finished=False, wait_safe=not self._supervised)
         self._end()
@@ -214,6 +223,20 @@ class Session:
         if not self._supervised and not safe:
             leaving.code = EVICTED_UNSAVED
         return leaving
+
+    def _land(self, *, clean: bool) -> None:
+        """See a step that is being copied into its slot, and let go of the optimizers."""
+        if self._boundary is None:
+            return
+        try:
+            self._boundary.finish()
+        except Exception as error:
+            if clean:
+                raise
+            # Leaving because of an error of the script's own, which is the one to be heard.
+            self._warn(f"the last step was not staged: {type(error).__name__}: {error}")
+        finally:
+            self._boundary.close()
 
     def _goodbye(self, step: int, *, finished: bool, wait_safe: bool, failed: bool = False) -> bool:
         if self._page is not None:
@@ -229,6 +252,7 @@ class Session:
         return bool(answer.get("safe"))
 
     def _end(self) -> None:
+        self._registry.frozen.close()
         self._signals.remove()
         self._client.close()
         self._use.close()
@@ -253,16 +277,18 @@ class Session:
     def _pushed(self, body: Body, fds: list[int]) -> None:
         if body.get("op") == "image":
             self._images.append((body, fds))
-        elif self._boundary is not None:
+        elif not self._registry.frozen.pushed(body) and self._boundary is not None:
             self._boundary.pushed(body)
 
     def _news(self) -> list[Body]:
         """What an agent that replaces another must hear."""
-        return self._boundary.news() if self._boundary is not None else []
+        return [*self._registry.frozen.news(), *(self._boundary.news() if self._boundary is not None else [])]
 
     def _tick(self, woken: bytes) -> None:
         if SIGTERM_BYTE in woken:
             self._client.tell({"op": "notice", "source": "sigterm"})
+        if self._boundary is not None:
+            self._boundary.stage_late()
         page = self._page
         if page is not None and page.must_end():
             # From any state of the main thread, also from inside a collective: nothing of it is needed any more.

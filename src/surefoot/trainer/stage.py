@@ -1,9 +1,4 @@
-"""Stage: the live state into a slot of shared memory.
-
-Every leaf is copied at the boundary, in the training thread, so an image is one moment by construction. The seam for
-copies that hide behind the next step is `Stager.fill`: what it leaves undone would be done behind the training
-thread, fenced by the optimizer.
-"""
+"""Stage: one rank's slots under one plan, and where in them each leaf goes."""
 
 from __future__ import annotations
 
@@ -16,21 +11,31 @@ from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
 from surefoot.core.slots import NEVER, SlotView, reusable
 from surefoot.segment import Segment
+from surefoot.trainer.copying import Pair
 from surefoot.trainer.flatten import NamedTensor
-from surefoot.trainer.tensors import box_view, copy_all, memory_view
+from surefoot.trainer.tensors import box_view, memory_view
 from surefoot.wire import Body
 
 
 class Stager:
     """One rank's slots under one plan. The lock is for pins: the watcher thread grants them."""
 
-    def __init__(self, segment: Segment, plan: Plan, rank: int, pinned: Sequence[int]) -> None:
+    def __init__(
+        self, segment: Segment, plan: Plan, rank: int, pinned: Sequence[int], tensors: Sequence[NamedTensor]
+    ) -> None:
         self.segment = segment
         self.plan = plan
-        self._views = _slot_views(segment, plan, rank)
+        self.names = _slot_leaves(plan, rank)
+        """Of a slot's leaves, in the image's order."""
+        self.memory = memory_view(segment.memory)
+        numbers = {named.name: number for number, named in enumerate(tensors)}
+        self._numbers = [numbers[name] for name in self.names]
+        self._views = _slot_views(self.memory, segment, plan, rank)
         self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
         self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
         """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
+        self._open: set[int] = set()
+        """Slots that are being filled."""
         self._lock = threading.Lock()
 
     def free_slots(self, sealed_on_all: int) -> int:
@@ -45,26 +50,36 @@ class Stager:
             if not free:
                 return None
             self._steps[free[0]] = NEVER
+            self._open.add(free[0])
             self.segment.begin(free[0])
             return free[0]
 
-    def fill(self, slot: int, tensors: Sequence[NamedTensor]) -> None:
-        """Copy this rank's share of the state into an open slot. On return the sources may change."""
-        live: dict[str, torch.Tensor] = {named.name: named.tensor for named in tensors}
-        views = self._views[slot]
-        copy_all((view, live[leaf]) for leaf, view in views)
+    def pairs(self, slot: int, tensors: Sequence[NamedTensor]) -> list[Pair]:
+        """Each leaf of this rank's share: its place in a slot, and its live tensor.
+
+        Args:
+            slot: the slot.
+            tensors: in the order that they had when this stager was made.
+        """
+        return [(view, tensors[number].tensor) for number, view in zip(self._numbers, self._views[slot], strict=True)]
 
     def seal(self, slot: int, at: StepId, record: bytes, *, staged_ns: int, message: Body) -> Body:
         """Close a filled slot; returns the message for the agent. With a trigger in it, the slot is pinned: it stays
         until the agent lets go."""
         with self._lock:
             pin = message["trigger"] is not None
+            self._open.discard(slot)
             self._steps[slot] = at.step
             seq = self.segment.seal(slot, at, record, durable=pin, staged_ns=staged_ns)
             told = {**message, "plan": self.plan.hash, "slot": slot, "seq": seq}
             if pin:
                 self._pinned[slot] = told
             return told
+
+    def give_back(self, slot: int) -> None:
+        """A slot that was opened is not going to be sealed: it may be opened again."""
+        with self._lock:
+            self._open.discard(slot)
 
     def pin(self, slot: int, seq: int) -> bool:
         """Keep a slot for the agent. False if it moved on."""
@@ -86,7 +101,8 @@ class Stager:
             return [told for told in self._pinned.values() if told is not None]
 
     def _slots(self) -> list[SlotView]:
-        return [SlotView(step, slot in self._pinned) for slot, step in enumerate(self._steps)]
+        busy = self._open | self._pinned.keys()
+        return [SlotView(step, slot in busy) for slot, step in enumerate(self._steps)]
 
     def _restored_step(self, slot: int) -> int:
         # What the agent left in an adopted segment is what this generation started from: the newest image there is
@@ -95,10 +111,13 @@ class Stager:
         return sealed.at.step if sealed is not None else NEVER
 
 
-def _slot_views(segment: Segment, plan: Plan, rank: int) -> list[list[tuple[str, torch.Tensor]]]:
-    """For each slot, every leaf that this rank keeps with its place there."""
+def _slot_leaves(plan: Plan, rank: int) -> list[str]:
     leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank}
-    places = [(leaf_of[box.name], box, offset) for box, offset in plan.image(rank).places]
-    memory = memory_view(segment.memory)
+    return [leaf_of[box.name] for box, _offset in plan.image(rank).places]
+
+
+def _slot_views(memory: torch.Tensor, segment: Segment, plan: Plan, rank: int) -> list[list[torch.Tensor]]:
+    """For each slot, the places of its leaves in the image's order."""
+    places = plan.image(rank).places
     starts = [segment.geometry.image_offset(slot) for slot in range(segment.num_slots)]
-    return [[(leaf, box_view(memory, box, start + offset)) for leaf, box, offset in places] for start in starts]
+    return [[box_view(memory, box, start + offset) for box, offset in places] for start in starts]

@@ -45,6 +45,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def is_plainly_copied(tensor: torch.Tensor) -> bool:
+    """True if a copy into a destination of the same type needs no detour."""
+    return dtype_name(tensor.dtype) not in _COPIED_AS
+
+
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each source into its destination; both have the same type and shape."""
     with torch.no_grad():

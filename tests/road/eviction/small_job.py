@@ -1,6 +1,7 @@
 """The training script of the eviction tests: small, with data loader workers, and with places to get stuck in.
 
 Arguments: steps, log file. A step whose number stands in STUCK_AT never ends by itself: it waits for the file GO.
+With several ranks only the last one gets stuck, so that the others sit in a collective.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot
@@ -22,15 +25,21 @@ def main() -> None:
     total, log = int(sys.argv[1]), Path(sys.argv[2])
     stuck_at = int(os.environ.get("STUCK_AT", "-1"))
     workers = int(os.environ.get("LOADER_WORKERS", "0"))
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     torch.manual_seed(3)
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.2), nn.Linear(64, 1))
+    width = int(os.environ.get("WIDTH", "64"))
+    model: nn.Module = nn.Sequential(nn.Linear(64, width), nn.Dropout(0.2), nn.Linear(width, 1))
+    if world_size > 1:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = TensorDataset(torch.arange(400, dtype=torch.float32))
     loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
-    with surefoot.Run(model=model, optimizer=optimizer, loader=loader) as run, log.open("a") as out:
+    stage = int(os.environ["STAGE"]) if "STAGE" in os.environ else None
+    with surefoot.Run(model=model, optimizer=optimizer, loader=loader, stage=stage) as run, log.open("a") as out:
         for step, (ids,) in run.batches(loader, total):
-            if step == stuck_at:
+            if step == stuck_at and rank == world_size - 1:
                 Path(os.environ["STUCK_FILE"]).touch()
                 while not Path(os.environ["GO"]).exists():
                     time.sleep(0.01)
@@ -38,6 +47,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if rank:
+                continue
             line = {"step": step, "samples": ids.tolist(), "loss": loss.detach().numpy().tobytes().hex()}
             out.write(json.dumps(line) + "\n")
             out.flush()

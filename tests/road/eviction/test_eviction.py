@@ -133,6 +133,25 @@ def test_no_boundary_comes(evicted: Start) -> None:
     assert [event["trigger"] for event in run.events("committed") if event["step"] == 9] == ["agent"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> None:
+    """Steps are staged seldom, and one rank is stuck in its step (the other in a collective) until the deadline: the
+    newest finished step is taken all the same, shipped, and gone on from."""
+    options = ["--grace", "6", "--interval", "1000", "--nproc-per-node", str(ranks)]
+    run = evicted(options=options, STUCK_AT="12", STAGE="1000", WIDTH="2000", total=20)
+    run.wait_for("trainer that is stuck", run.stuck.exists)
+    assert run.newest_commit() < 12
+    _to_supervisor(run)
+    assert run.wait_for_end() == EVICTED, run.job.output_tail()
+    assert [event["step"] for event in run.events("late")] == [12]
+    assert run.newest_commit() == 12
+    run.go.touch()
+    run.job.start()
+    assert run.wait_for_end() == FINISHED, run.job.output_tail()
+    assert [event["from_step"] for event in run.events("resumed")] == [12]
+    assert [line["step"] for line in run.lines()] == list(range(20))
+
+
 def test_it_cannot_be_made_safe(evicted: Start) -> None:
     """A place that takes nothing any more: 74, said in the log, and the older checkpoint is still there."""
     run = evicted(options=["--grace", "4", "--interval", "1000"])

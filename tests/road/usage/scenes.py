@@ -25,6 +25,11 @@ RANK = int(os.environ.get("RANK", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _say(*words: object) -> None:
+    """A line by one write, so that two ranks' lines do not mix."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def say(*values: Any) -> None:
     """A line as JSON, in one write: several ranks share the output."""
     os.write(1, (json.dumps(values) + "\n").encode())
@@ -199,7 +204,7 @@ def changing(to: str, total: int, stop: bool) -> None:
             state["sum"] = state["t"].sum().item() + step
             kept = {key: (value.tolist() if isinstance(value, torch.Tensor) else value) for key, value in state.items()}
             Path(f"{to}-{RANK}-{step + 1}").write_text(json.dumps(kept))
-    print("done", RANK, flush=True)
+    _say("done", RANK)
 
 
 def show(to: str) -> None:
@@ -208,7 +213,7 @@ def show(to: str) -> None:
     state: dict[str, Any] = {}
     with surefoot.Run(to, state=state) as run:
         kept = {key: (value.tolist() if isinstance(value, torch.Tensor) else value) for key, value in state.items()}
-        print("restored", RANK, run.step, json.dumps(kept), flush=True)
+        _say("restored", RANK, run.step, json.dumps(kept))
 
 
 def lonely_save(to: str, at: int, deed: str, catch: bool = False) -> None:
@@ -223,9 +228,9 @@ def lonely_save(to: str, at: int, deed: str, catch: bool = False) -> None:
                 if step == at and RANK == 0 and deed == "save":
                     run.save("alone", wait=True)
     except surefoot.errors.UsageError as error:
-        print("told", RANK, error, flush=True)
+        _say("told", RANK, error)
         sys.exit(9)
-    print("done", RANK, flush=True)
+    _say("done", RANK)
 
 
 def opened_on_one(to: str) -> None:

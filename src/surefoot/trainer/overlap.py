@@ -1,0 +1,94 @@
+"""Overlap: which leaves are copied behind the next step, and what is looked at to know that they stood still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from surefoot.trainer.copying import Pair
+from surefoot.trainer.fence import owned_addresses
+from surefoot.trainer.witness import Blocks, Samples, Witness, can_witness, kinds
+
+_WORTH_BYTES = 1024 * 1024
+"""Less than this is copied sooner than handed over."""
+_SPLITS = 4
+"""Optimizers that take turns fire in few combinations."""
+
+
+class Split:
+    """The leaves of a plan in two classes, as long as they lie where they lie."""
+
+    def __init__(self, addresses: list[int], overlapped: list[int], leaves: Sequence[torch.Tensor]) -> None:
+        self.addresses = addresses
+        self.overlapped = overlapped
+        """Numbers of the overlapped leaves, in the plan's order; the others are boundary leaves."""
+        late = set(overlapped)
+        self.boundary = [number for number in range(len(addresses)) if number not in late]
+        self.size_bytes = sum(leaf.nbytes for leaf in leaves)
+        self._kinds = kinds(leaves)
+        self._samples = Samples(leaves, self._kinds)
+        self._arrived: dict[int, Samples] = {}
+
+    def witness(self, leaves: Sequence[torch.Tensor], blocks: Blocks) -> Witness:
+        return Witness(leaves, self._samples, blocks.next(leaves))
+
+    def arrived(self, slot: int, views: Sequence[torch.Tensor]) -> Samples:
+        """The sampled elements in a slot."""
+        if slot not in self._arrived:
+            self._arrived[slot] = Samples(views, self._kinds)
+        return self._arrived[slot]
+
+
+class Overlap:
+    """Sorts the leaves of one plan."""
+
+    def __init__(self, names: Sequence[str], changing: set[str]) -> None:
+        self._names = names
+        self._changing = changing
+        """Leaves that were seen to change behind the optimizer's back, in any plan of this run."""
+        self._splits: dict[frozenset[int], Split] = {}
+        self._blocks = Blocks()
+        self.proven = False
+        """Every overlapped byte was looked at once, and stood still."""
+
+    def split(self, pairs: Sequence[Pair], fired: Sequence[Optimizer]) -> Split:
+        """Sort, given the optimizers whose hook fired in the step just finished."""
+        key = frozenset(id(optimizer) for optimizer in fired)
+        addresses = [source.data_ptr() for _view, source in pairs]
+        known = self._splits.get(key)
+        if known is not None and known.addresses == addresses:
+            return known
+        if len(self._splits) >= _SPLITS:
+            self._splits.clear()
+        split = self._splits[key] = self._sort(addresses, pairs, owned_addresses(fired))
+        return split
+
+    def witness(self, split: Split, leaves: Sequence[torch.Tensor]) -> Witness:
+        witness = split.witness(leaves, self._blocks)
+        witness.ends_round = self._blocks.round_ends
+        return witness
+
+    def stood_still(self, witness: Witness) -> None:
+        """A copy was complete before any of its leaves changed."""
+        self.proven = self.proven or witness.ends_round
+
+    def demote(self, number: int) -> str:
+        """A leaf changed while it was copied: from here on it is a boundary leaf. Returns its name."""
+        self._changing.add(self._names[number])
+        self._splits.clear()
+        self._blocks.restart()
+        self.proven = False
+        return self._names[number]
+
+    def _sort(self, addresses: list[int], pairs: Sequence[Pair], owned: set[int]) -> Split:
+        late = [
+            number
+            for number, (_view, source) in enumerate(pairs)
+            if addresses[number] in owned and self._names[number] not in self._changing and can_witness(source)
+        ]
+        leaves = [pairs[number][1] for number in late]
+        if sum(leaf.nbytes for leaf in leaves) < _WORTH_BYTES:
+            late, leaves = [], []
+        return Split(addresses, late, leaves)
