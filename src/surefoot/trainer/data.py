@@ -1,113 +1,35 @@
 """Where the trainer stands in a data loader: epochs begun and batches *consumed*, whatever was fetched ahead.
 
-A plain DataLoader over a map-style data set is put back by its sampler: the random state at the epoch's start is
-restored, the sampler is run over what was consumed without fetching anything, and the first fetch is the next batch.
-That is exact for a sampler that draws from the global generators when it begins, or from a generator of its own at any
-time, as torch's do; not for one that draws from the global ones at each item, between the draws of the training.
-Anything else that can be iterated is put back by drawing and dropping, or by its own `load_state_dict`.
+A loader that keeps a state of its own, or whose iterable data set does, is put back by it. A plain DataLoader over a
+map-style data set is put back by its sampler: the random state at the epoch's start is restored, the sampler is begun
+at what was consumed without fetching anything, and the first fetch is the next batch. That is exact for a sampler that
+draws from the global generators when it begins, or from a generator of its own at any time, as torch's do; one that
+draws from the global ones at each item, between the draws of the training, is told. Anything else that can be iterated
+is put back by drawing and dropping.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from zlib import crc32
 
-import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from surefoot.core.values import decode, encode
 from surefoot.errors import ConfigError
 from surefoot.trainer import rng
-from surefoot.trainer.numpy_values import EXTRAS
+from surefoot.trainer.loader_state import decode_state, encode_state, has_state, keeper_of
+from surefoot.trainer.sampler_state import SamplerState
+from surefoot.trainer.shield import Shielded, born_shielded, shield
+from surefoot.trainer.skipping import Skipping, install, starting_at
 
+__all__ = ["Position", "Shielded", "shield"]
 
-class Shielded:
-    """A worker_init_fn that makes a worker deaf to SIGTERM: it is meant for the job, and the trainer decides.
-
-    torch gives its workers a handler of their own, so that being started with SIGTERM ignored is not enough. The
-    trainer's own SIGTERM still ends a worker: that is how Python ends those that are left when a program is over.
-    """
-
-    def __init__(self, inner: Callable[[int], None] | None) -> None:
-        self._inner = inner
-        self._trainer_pid = os.getpid()
-
-    def __call__(self, worker: int) -> None:
-        # Blocked in every thread, so that it stays for the one that waits for it and can see who sent it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_obey, args=(self._trainer_pid,), name="surefoot-shield", daemon=True).start()
-        if self._inner is not None:
-            self._inner(worker)
-
-
-def _obey(trainer_pid: int) -> None:
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer_pid:
-        pass
-    os._exit(0)
-
-
-class _Skipping:
-    """A sampler that can be told to pass over its first items. Transparent otherwise."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.drawing: Callable[[], AbstractContextManager[int]] = _passing_over_nothing
-        """Entered around what the inner sampler draws before its first item; says how many items to pass over."""
-        self._begun: _Lazy | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        # A DataLoader with workers asks twice, and uses only the second one.
-        self._begun = _Lazy(self)
-        return self._begun
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
-
-    def begin(self) -> Iterator[Any]:
-        """Items of the inner sampler, with all drawn that it draws before its first one."""
-        with self.drawing() as skip:
-            items = iter(self._inner)
-            passed = sum(1 for _ in itertools.islice(items, skip))
-            ahead = list(itertools.islice(items, 1)) if passed == skip else []
-        return itertools.chain(ahead, items)
-
-    def prime(self) -> None:
-        """Begin now, and not when the first item is asked for."""
-        if self._begun is not None:
-            self._begun.prime()
-
-
-class _Lazy:
-    """A sampler's iterator that begins when first used: a DataLoader draws its own seed before that."""
-
-    def __init__(self, sampler: _Skipping) -> None:
-        self._sampler = sampler
-        self._items: Iterator[Any] | None = None
-
-    def __iter__(self) -> _Lazy:
-        return self
-
-    def __next__(self) -> Any:
-        self.prime()
-        assert self._items is not None
-        return next(self._items)
-
-    def prime(self) -> None:
-        if self._items is None:
-            self._items = self._sampler.begin()
-
-
-@contextmanager
-def _passing_over_nothing() -> Iterator[int]:
-    yield 0
+_COMPARED = 8
+"""Batches before the position whose samples are compared after a restart: enough to know an order by."""
 
 
 class Position:
@@ -117,54 +39,94 @@ class Position:
         self._name = name
         self._loader = loader
         self._warn = warn
-        self._own_state = callable(getattr(loader, "load_state_dict", None))
-        self._skipping = None if self._own_state else _install(loader)
+        self._keeper = keeper_of(loader)
+        self._skipping = None if self._keeper is not None else install(loader)
+        self._samplers = SamplerState(name, loader)
+        self._num_workers = getattr(loader, "num_workers", 0)
+        self._in_order = bool(getattr(loader, "in_order", True)) or not self._num_workers
+        self._to_judge = self._samplers.is_own_make
+        """Its sampler is of the script's own make, and was not seen at work yet."""
         if self._skipping is not None:
-            self._skipping.drawing = self._drawing
+            self._skipping.draw, self._skipping.drawn = self._draw, self._drawn
         shield(loader)
         self.epoch = 0
         self.consumed = 0
         self._start: Any = None
         """Random state when this epoch's order was drawn."""
         self._own: Any = None
-        """The loader's own state as of the last finished step."""
+        """The keeper's state as of the last finished step."""
+        self._own_generators: list[Any] | None = None
+        """The samplers' generators as of the last finished step, where no worker runs ahead."""
+        self._ahead: deque[int] = deque()
+        """Marks of the batches on their way, oldest first."""
+        self._seen: deque[int] = deque(maxlen=_COMPARED)
+        """Marks of the last batches consumed in this epoch."""
         self._skip = 0
         self._resumed: dict[str, Any] | None = None
+        self._outside = False
+        self._told = False
+
+    def iterated_outside(self) -> None:
+        """The script may iterate the loader by itself, until `batches` is called: its own state counts at any time."""
+        self._outside = self._keeper is not None
 
     def state(self) -> dict[str, Any]:
         """Position as of the last finished step, encoded."""
+        if self._outside:
+            with rng.undisturbed():
+                own = encode_state(self._keeper, self._name)
+            return {"epoch": self.epoch, "consumed": self.consumed, "start": None, "own": own}
         if self._resumed is not None:
             return self._resumed
         state = {"epoch": self.epoch, "consumed": self.consumed, "start": self._start}
         if self._own is not None:
             state["own"] = self._own
+        if self._own_generators is not None:
+            state["generators"] = self._own_generators
+        if self._seen:
+            state["seen"] = {"marks": list(self._seen), "ranks": _ranks()}
         return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Where to go on; takes effect when iteration begins."""
         self._resumed = state
+        if self._outside and "own" in state:
+            with rng.undisturbed():
+                self._keeper.load_state_dict(decode_state(state["own"]))
 
     def batches(self) -> Iterator[Any]:
         """Batches for ever, epoch after epoch. A second call goes on where the last finished step left the first."""
-        iterator = self._resume() if self._resumed is not None else self._begin()
+        self._outside = False
+        is_resumed = self._resumed is not None
+        iterator = self._resume() if is_resumed else self._begin()
+        self._tell()
         try:
             while True:
                 fetched = False
                 for batch in iterator:
                     fetched = True
                     yield batch
-                if not fetched and self.consumed == 0:
+                if not (fetched or self.consumed or is_resumed):
                     raise ConfigError(f"{self._name}: the loader yields no batch")
-                self.epoch += 1
+                if fetched or self.consumed:
+                    self.epoch += 1
                 self.consumed = 0
+                self._seen.clear()
+                is_resumed = False
                 iterator = self._begin()
         finally:
             self._resumed = self.state()
 
     def step_done(self) -> None:
         self.consumed += 1
-        if self._own_state:
-            self._own = encode(self._loader.state_dict(), self._name, extras=EXTRAS)
+        if self._keeper is not None:
+            self._own = encode_state(self._keeper, self._name)
+        elif not self._num_workers:
+            self._own_generators = self._samplers.capture_generators() or None
+        if self._ahead:
+            self._seen.append(self._ahead.popleft())
+
+    # ------------------------------------------------------------------ beginning an epoch
 
     def _begin(self) -> Iterator[Any]:
         self._set_epoch()
@@ -173,80 +135,49 @@ class Position:
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
-        # Workers that are started here never meet a SIGTERM unshielded: they inherit that it is blocked.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        try:
+        with born_shielded():
             iterator: Iterator[Any] = iter(self._loader)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return iterator
 
-    def _resume(self) -> Iterator[Any]:
-        state = self._resumed
-        assert state is not None
-        self._resumed = None
-        self.epoch, self.consumed, self._start = state["epoch"], state["consumed"], state["start"]
-        self._own = state.get("own")
-        if self._own_state and self._own is not None:
-            self._loader.load_state_dict(decode(self._own, extras=EXTRAS))
-            self._set_epoch()
-            return self._iterate()
-        if self._start is None:
-            return self._begin()
-        now = rng.capture()
-        try:
-            self._set_epoch()
-            return self._skipped(self._skipping) if self._skipping is not None else self._dropped()
-        finally:
-            # Restored last: the next fetch draws what it would have drawn.
-            rng.restore(now)
-
-    def _skipped(self, skipping: _Skipping) -> Iterator[Any]:
-        self._skip = self.consumed
-        iterator = self._iterate()
-        skipping.prime()
-        return iterator
-
-    @contextmanager
-    def _drawing(self) -> Iterator[int]:
-        """Around the drawing of an epoch's order: with the random state that it was first drawn with.
+    def _draw(self, sampler: Any) -> Iterator[Any]:
+        """An epoch's order, drawn with the random state that it was first drawn with.
 
         Not the state before the loader's iterator was made: that draws a seed of its own, unless its workers persist.
         """
         skip, self._skip = self._skip, 0
-        if not skip:
-            self._start = self._capture()
-            yield 0
-            return
-        now = rng.capture()
-        self._restore(self._start)
-        try:
-            yield skip
-        finally:
-            rng.restore(now)
+        self._ahead.clear()
+        if skip:
+            return self._draw_again(sampler, skip)
+        self._start = self._capture()
+        items = iter(sampler)
+        # All is drawn that the sampler draws before its first item.
+        return itertools.chain(list(itertools.islice(items, 1)), self._judged(items))
 
-    def _dropped(self) -> Iterator[Any]:
-        if self.consumed:
+    def _drawn(self, item: Any) -> None:
+        if self._in_order:
+            self._ahead.append(_mark(item))
+
+    def _judged(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The same items; says if taking one draws from the global generators."""
+        if self._to_judge:
+            self._to_judge = False
+            before = rng.capture()
+            yield from self._told_if_drawn(list(itertools.islice(items, 1)), before)
+        yield from items
+
+    def _told_if_drawn(self, items: list[Any], before: Any) -> list[Any]:
+        if rng.capture() != before:
             self._warn(
-                f"{self._name}: going to batch {self.consumed} of the epoch by reading from its start, since the "
-                "loader has no sampler and no state; give it a state_dict()/load_state_dict() to save that time"
+                f"{self._name}: its sampler draws from the global random generators at each item, between the draws "
+                "of the training, so a resumed run gets another order; let it draw everything when its iteration "
+                "begins, or from a torch.Generator that is an attribute of it"
             )
-        self._restore(self._start)
-        iterator = self._iterate()
-        for _ in itertools.islice(iterator, self.consumed):
-            pass
-        return iterator
-
-    def _parts(self) -> list[Any]:
-        """The loader and what it is made of, each once."""
-        sampler, batch_sampler = (getattr(self._loader, name, None) for name in ("sampler", "batch_sampler"))
-        inner = getattr(batch_sampler, "sampler", None)
-        parts = (self._loader, sampler, batch_sampler, inner, getattr(self._loader, "dataset", None))
-        return list({id(part): part for part in parts if part is not None}.values())
+        return items
 
     def _set_epoch(self) -> None:
+        parts = [self._loader, *self._samplers.samplers, getattr(self._loader, "dataset", None)]
         done: set[Any] = set()
-        for part in self._parts():
+        for part in parts:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch) and set_epoch not in done:
                 # A wrapper hands out the method of what it wraps.
@@ -254,38 +185,118 @@ class Position:
                 set_epoch(self.epoch)
 
     def _capture(self) -> dict[str, Any]:
-        generators = [encode(g.get_state().numpy().tobytes(), "generator") for g in self._torch_generators()]
-        return {"rng": rng.capture(), "generators": generators}
+        return {"rng": rng.capture(), **self._samplers.capture()}
 
-    def _restore(self, start: dict[str, Any]) -> None:
-        rng.restore(start["rng"])
-        for generator, state in zip(self._torch_generators(), start["generators"], strict=False):
-            generator.set_state(torch.frombuffer(bytearray(decode(state)), dtype=torch.uint8))
+    def _restore(self) -> None:
+        rng.restore(self._start["rng"])
+        self._samplers.restore(self._start)
 
-    def _torch_generators(self) -> list[torch.Generator]:
-        """The loader's and its samplers' own generators, each once."""
-        found = (getattr(part, "generator", None) for part in self._parts())
-        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    # ------------------------------------------------------------------ going on inside an epoch
+
+    def _resume(self) -> Iterator[Any]:
+        state, self._resumed = self._resumed, None
+        assert state is not None
+        self.epoch, self.consumed, self._start = state["epoch"], state["consumed"], state["start"]
+        self._own, self._own_generators = state.get("own"), state.get("generators")
+        seen = state.get("seen", {"marks": [], "ranks": []})
+        # Another number of ranks has other shares of the same batches.
+        self._seen = deque(seen["marks"] if seen["ranks"] == _ranks() else [], maxlen=_COMPARED)
+        if self._keeper is not None and self._own is not None:
+            with rng.undisturbed():
+                return self._from_own_state()
+        if self._start is None:
+            return self._begin()
+        # The random states are restored last: the next fetch draws what it would have drawn.
+        with rng.undisturbed():
+            self._set_epoch()
+            iterator = self._skipped(self._skipping) if self._skipping is not None else self._dropped()
+            if self._own_generators is not None and not self._num_workers:
+                self._samplers.restore_generators(self._own_generators)
+        return iterator
+
+    def _from_own_state(self) -> Iterator[Any]:
+        self._keeper.load_state_dict(decode_state(self._own))
+        if self.consumed and self.consumed == _length(self._loader):
+            # At its end it may go on with the next epoch by itself.
+            self.epoch, self.consumed = self.epoch + 1, 0
+        self._set_epoch()
+        return self._iterate()
+
+    def _skipped(self, skipping: Skipping) -> Iterator[Any]:
+        self._skip = self.consumed
+        iterator = self._iterate()
+        skipping.prime()
+        return iterator
+
+    def _draw_again(self, sampler: Any, skip: int) -> Iterator[Any]:
+        with rng.undisturbed():
+            self._restore()
+            compared = min(skip, len(self._seen))
+            items = starting_at(sampler, skip - compared)
+            again = [_mark(item) for item in itertools.islice(items, compared)]
+        if again != list(self._seen)[len(self._seen) - compared :]:
+            self._warn(
+                f"{self._name}: the batches before batch {skip} of epoch {self.epoch} are not those that the run was "
+                "trained on: the data set, the batch size or the sampler's order is not what it was, so samples "
+                "repeat or are left out; let a sampler's order follow from set_epoch(epoch) or from a torch.Generator "
+                "that is an attribute of it, or use surefoot.data.GlobalBatchSampler"
+            )
+        return items
+
+    def _dropped(self) -> Iterator[Any]:
+        self._restore()
+        iterator = self._iterate()
+        for _ in itertools.islice(iterator, self.consumed):
+            pass
+        return iterator
+
+    # ------------------------------------------------------------------ what cannot be exact
+
+    def _tell(self) -> None:
+        """Say once what of this loader cannot be kept, and what would help."""
+        if self._told:
+            return
+        self._told = True
+        if not self._in_order:
+            self._warn(
+                f"{self._name}: with in_order=False nobody knows which batches a step count stands for, so a resumed "
+                "run may repeat some and leave out others; use in_order=True"
+            )
+        if self._keeper is None and self._skipping is None and not isinstance(self._loader, list | tuple):
+            self._warn(f"{self._name}: {self._why_read()}; {self._remedy()}")
+
+    def _why_read(self) -> str:
+        if not isinstance(self._loader, DataLoader):
+            why = "it is no DataLoader and has no state of its own"
+        elif has_state(self._loader.dataset):
+            why = "its data set keeps its state in worker processes, out of reach"
+        else:
+            why = "its data set is iterable and has no state"
+        if self.consumed:
+            return f"{why}, so it went to batch {self.consumed} of the epoch by reading from the epoch's start"
+        return f"{why}, so a resumed run finds its place by reading the epoch from its start"
+
+    def _remedy(self) -> str:
+        if not isinstance(self._loader, DataLoader):
+            return "give it state_dict() and load_state_dict()"
+        assert isinstance(self._loader.dataset, IterableDataset)
+        own = "" if has_state(self._loader.dataset) else "give the data set state_dict() and load_state_dict() and "
+        return f"{own}use num_workers=0, or take torchdata's StatefulDataLoader, or a map-style data set"
 
 
-def shield(loader: Any) -> None:
-    """Make the workers that a DataLoader will start deaf to SIGTERM."""
-    if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, Shielded):
-        loader.worker_init_fn = Shielded(loader.worker_init_fn)
+def _mark(item: Any) -> int:
+    """A number to know a batch's samples by."""
+    return crc32(repr(item).encode())
 
 
-def _install(loader: Any) -> _Skipping | None:
-    """Put a skipping sampler into a map-style DataLoader; None where there is no sampler to skip with."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+def _ranks() -> list[int]:
+    if dist.is_available() and dist.is_initialized():
+        return [dist.get_rank(), dist.get_world_size()]
+    return [0, 1]
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
         return None
-    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    current = getattr(loader, name)
-    if isinstance(current, _Skipping):
-        # Of an earlier run in this process.
-        loader._iterator = None
-        return current
-    skipping = _Skipping(current)
-    # DataLoader forbids the assignment, because it would not reach an iterator that exists: there is none yet.
-    object.__setattr__(loader, name, skipping)
-    loader._iterator = None
-    return skipping

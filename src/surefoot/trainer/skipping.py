@@ -1,0 +1,103 @@
+"""A sampler that can be begun anywhere: what is put in the place of a DataLoader's own one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+
+class Skipping:
+    """A sampler whose beginning is left to others. Transparent otherwise."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.draw: Callable[[Any], Iterator[Any]] = iter
+        """Makes the inner sampler's iterator, when its first item is asked for."""
+        self.drawn: Callable[[Any], None] = _nothing
+        """Told of each item, on its way to be fetched."""
+        self._begun: _Lazy | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        # A DataLoader with workers asks twice, and uses only the second one.
+        self._begun = _Lazy(self)
+        return self._begun
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if "inner" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def prime(self) -> None:
+        """Begin now, and not when the first item is asked for."""
+        if self._begun is not None:
+            self._begun.prime()
+
+
+class _Lazy:
+    """A sampler's iterator that begins when first used: a DataLoader draws its own seed before that."""
+
+    def __init__(self, sampler: Skipping) -> None:
+        self._sampler = sampler
+        self._items: Iterator[Any] | None = None
+
+    def __iter__(self) -> _Lazy:
+        return self
+
+    def __next__(self) -> Any:
+        self.prime()
+        assert self._items is not None
+        item = next(self._items)
+        self._sampler.drawn(item)
+        return item
+
+    def prime(self) -> None:
+        if self._items is None:
+            self._items = self._sampler.draw(self._sampler.inner)
+
+
+class _From:
+    """A sampler's items from a number on, as a sampler."""
+
+    def __init__(self, inner: Any, start: int) -> None:
+        self._inner = inner
+        self._start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._inner.iter_from(self._start))
+
+
+def starting_at(sampler: Any, start: int) -> Iterator[Any]:
+    """The items of one pass from number `start` on; at no cost if the sampler has `iter_from`, else by passing over."""
+    if callable(getattr(sampler, "iter_from", None)):
+        return _From(sampler, start).__iter__()
+    if type(sampler) is BatchSampler and callable(getattr(sampler.sampler, "iter_from", None)):
+        inner: Any = _From(sampler.sampler, start * sampler.batch_size)
+        return iter(BatchSampler(inner, sampler.batch_size, sampler.drop_last))
+    items: Iterator[Any] = iter(sampler)
+    for _ in itertools.islice(items, start):
+        pass
+    return items
+
+
+def install(loader: Any) -> Skipping | None:
+    """Put a skipping sampler into a map-style DataLoader; None where there is no sampler to skip with."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+    current = getattr(loader, name)
+    # Of an earlier run in this process, if it is one already.
+    skipping = current if isinstance(current, Skipping) else Skipping(current)
+    # DataLoader forbids the assignment, because it would not reach an iterator that exists: there is none from here on.
+    object.__setattr__(loader, name, skipping)
+    loader._iterator = None
+    return skipping
+
+
+def _nothing(_item: Any) -> None:
+    pass
