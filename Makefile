@@ -30,7 +30,7 @@ campaign: install
 	$(BIN)/python -m pytest -m campaign tests
 
 bench: install
-	$(BIN)/surefoot bench save
+	$(BIN)/surefoot bench all
 
 clean:
 	rm -rf $(VENV)

@@ -206,8 +206,9 @@ class Memory:
         Raises:
             CorruptError: with the rank whose bytes changed; that slot is given up.
         """
-        for part in images.parts:
-            if await self._hash(part.segment, part.sealed.slot) != part.image_hash or not part.unchanged():
+        hashes = await asyncio.gather(*(self._hash(part.segment, part.sealed.slot) for part in images.parts))
+        for part, image_hash in zip(images.parts, hashes, strict=True):
+            if image_hash != part.image_hash or not part.unchanged():
                 why = f"image of rank {part.segment.rank} at step {images.at.step}: its bytes do not match its hash"
                 self._give_up(part.segment, part.sealed, why)
                 raise CorruptError(why)

@@ -46,15 +46,16 @@ class RestoreResult:
     load_s: float
     """Copying them into the objects, on all ranks."""
     memcpy_s: float
-    """Copy of the same tensors by one thread a rank, into memory that is there."""
-    memcpy_new_s: float
-    """The same into memory that is not there yet, as that of a new process's optimizer is not."""
+    """Copy of the same tensors, one thread a rank: parameters into memory that is there, the optimizer's state into
+    new memory, which a new process cannot have yet."""
+    memcpy_warm_s: float
+    """The same with all memory there: the machine's bare copying speed, which no restart can have."""
     ratio: float
     """`memcpy_s` over `load_s`."""
-    ratio_new: float
-    """`memcpy_new_s` over `load_s`."""
     ratio_whole: float
     """`memcpy_s` over `restore_s`."""
+    ratio_warm: float
+    """`memcpy_warm_s` over `load_s`."""
 
 
 def measure(bench: RestoreBench) -> RestoreResult:
@@ -112,8 +113,8 @@ def _result(bench: RestoreBench, figures: list[list[dict[str, Any]]], resumed: l
         round(phase("fetch"), 4),
         round(phase("load"), 4),
         round(worst("memcpy_s"), 4),
-        round(worst("memcpy_new_s"), 4),
+        round(worst("memcpy_warm_s"), 4),
         round(worst("memcpy_s") / phase("load"), 3),
-        round(worst("memcpy_new_s") / phase("load"), 3),
         round(worst("memcpy_s") / worst("restore_s"), 3),
+        round(worst("memcpy_warm_s") / phase("load"), 3),
     )
