@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedD
 _LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NamedTensor:
     """A tensor to be kept, aliasing the live one; of a sharded one, what this rank has of it."""
 
@@ -58,14 +59,66 @@ class Flat:
     values: list[Any]
     """Encoded, by index."""
     structure: str
+    signed: Signed | None = None
 
     def signature(self) -> tuple[Any, ...]:
         """Equal as long as the plan fits."""
+        signed = self.signed
+        if signed is None or signed.tensors is not self.tensors:
+            return self._sign()
+        if signed.last.signature is None:
+            signed.last.signature = self._sign()
+        return signed.last.signature
+
+    def _sign(self) -> tuple[Any, ...]:
         with uncollected():
             return (
                 self.structure,
                 [(t.name, t.tensor.dtype, t.tensor.shape, t.spread, t.place, t.frozen) for t in self.tensors],
             )
+
+
+@dataclass(slots=True)
+class LastSignature:
+    """Made when it is first asked for, and good as long as nothing structural changes."""
+
+    signature: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A signature that states share between which nothing structural changed."""
+
+    tensors: list[NamedTensor]
+    """What it is of: other tensors put in their place have another signature."""
+    last: LastSignature
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A named tensor without the tensor: which one it is, by its number among those of its tree."""
+
+    name: str
+    spread: Spread
+    place: Place | None
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one tree came to, in what came before it. Holds no tensor: nobody's memory is kept by it."""
+
+    name: str
+    node: str
+    """JSON text."""
+    heads: list[Head]
+    kinds: list[tuple[torch.dtype, torch.Size]]
+    met: int
+    """How many tensors, tied ones too."""
+    values: int
+    """How many."""
+    seen: dict[tuple[Any, ...], str]
+    names: dict[str, int]
 
 
 class Flattener:
@@ -74,10 +127,17 @@ class Flattener:
     def __init__(self, replicated: frozenset[int]) -> None:
         self._replicated = replicated
         """Storage addresses of tensors that are equal on all ranks by construction."""
-        self._tensors: list[NamedTensor] = []
-        self._values: list[Any] = []
+        self.tensors: list[NamedTensor] = []
+        self.values: list[Any] = []
         self._names: dict[str, int] = {}
+        self._named: list[str] = []
+        """What this tree has put into `_names`."""
         self._seen: dict[tuple[Any, ...], str] = {}
+        self._met = 0
+        """Tensors met so far in this tree, tied ones too."""
+        self._numbers: list[int] = []
+        """For each named tensor, its number among those met in its tree."""
+        self._replicated_prefixes: tuple[str, ...] = ()
 
     def flatten(self, trees: Mapping[str, Any], replicated_names: Sequence[str] = ()) -> Flat:
         """Flatten named trees.
@@ -85,10 +145,57 @@ class Flattener:
         Raises:
             UnsupportedStateError: something in them cannot be kept; the message names its path.
         """
+        self.believe(replicated_names, self._replicated)
+        nodes = {name: self.walk(name, tree).node for name, tree in trees.items()}
+        return self.flat(join(nodes))
+
+    def believe(self, replicated_names: Sequence[str], addresses: frozenset[int]) -> None:
+        """Everything under these names, and everything at these addresses, is equal on all ranks by construction."""
         self._replicated_prefixes = tuple(f"{name}." for name in replicated_names)
-        pairs = [[name, self._tree(tree, name)] for name, tree in trees.items()]
-        structure = json.dumps({"$dict": pairs, "type": "dict"}, separators=(",", ":"))
-        return Flat(self._tensors, self._values, structure)
+        self._replicated = addresses
+
+    def walk(self, name: str, tree: Any) -> Segment:
+        """Take in one tree.
+
+        Raises:
+            UnsupportedStateError: something in it cannot be kept; the message names its path.
+        """
+        self._met = 0
+        self._named.clear()
+        tensors, values, seen = len(self.tensors), len(self.values), len(self._seen)
+        node = json.dumps(self._tree(tree, name), separators=(",", ":"))
+        new = self.tensors[tensors:]
+        heads = [Head(t.name, t.spread, t.place, n) for t, n in zip(new, self._numbers[tensors:], strict=True)]
+        return Segment(
+            name,
+            node,
+            heads,
+            [(t.tensor.dtype, t.tensor.shape) for t in new],
+            self._met,
+            len(self.values) - values,
+            dict(islice(self._seen.items(), seen, None)),
+            {name: self._names[name] for name in self._named},
+        )
+
+    def replay(self, segment: Segment, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
+        """Take in what a tree came to before, with the tensors met in it now and its values as of now."""
+        heads = segment.heads
+        live = tensors if len(heads) == segment.met else [tensors[head.number] for head in heads]
+        aliases = [tensor.detach() if tensor.requires_grad else tensor for tensor in live]
+        self.tensors += [NamedTensor(h.name, t, h.spread, h.place) for h, t in zip(heads, aliases, strict=True)]
+        self._numbers += [head.number for head in heads]
+        self.values.extend(values)
+        self._seen.update(segment.seen)
+        self._names.update(segment.names)
+
+    def flat(self, structure: str, last: LastSignature | None = None) -> Flat:
+        """All that was taken in."""
+        return Flat(self.tensors, self.values, structure, Signed(self.tensors, last or LastSignature()))
+
+    def _append(self, name: str, tensor: torch.Tensor, spread: Spread, place: Place | None, number: int) -> None:
+        alias = tensor.detach() if tensor.requires_grad else tensor
+        self.tensors.append(NamedTensor(name, alias, spread, place))
+        self._numbers.append(number)
 
     def _tree(self, value: Any, path: str) -> Node:
         try:
@@ -124,23 +231,24 @@ class Flattener:
         return None
 
     def _value(self, value: Any, path: str) -> Node:
-        self._values.append(encode(value, path, extras=EXTRAS))
-        return {"$value": len(self._values) - 1}
+        self.values.append(encode(value, path, extras=EXTRAS))
+        return {"$value": len(self.values) - 1}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Node:
+        number = self._met
+        self._met += 1
         if isinstance(tensor, DTensor):
-            return self._sharded(tensor, path)
+            return self._sharded(tensor, path, number)
         check_keepable(tensor, path)
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         known = self._seen.get(key) if tensor.numel() else None
         if known is None:
             known = self._seen[key] = self._unique(_readable(path))
-            alias = tensor.detach() if tensor.requires_grad else tensor
-            self._tensors.append(NamedTensor(known, alias, self._spread(tensor, path)))
+            self._append(known, tensor, self._spread(tensor, path), None, number)
         # A tied tensor is kept once: the second place refers to the first one's name.
         return {"$tensor": known}
 
-    def _sharded(self, tensor: DTensor, path: str) -> Node:
+    def _sharded(self, tensor: DTensor, path: str, number: int) -> Node:
         local, place = tensor._local_tensor, place_of(tensor, path)
         check_keepable(local, path)
         # Ties must be found on all ranks alike, also where a rank has an empty block: its memory may be padded.
@@ -149,8 +257,7 @@ class Flattener:
         known = self._seen.get(key) if storage.nbytes() else None
         if known is None:
             known = self._seen[key] = self._unique(_readable(path))
-            alias = local.detach() if local.requires_grad else local
-            self._tensors.append(NamedTensor(known, alias, "sharded", place))
+            self._append(known, local, "sharded", place, number)
         return {"$tensor": known, "whole": list(place.whole)}
 
     def _spread(self, tensor: torch.Tensor, path: str) -> Spread:
@@ -162,7 +269,14 @@ class Flattener:
         # Names are for people and stock readers; the structure refers to them, so they need not be taken apart.
         count = self._names.get(name, 0) + 1
         self._names[name] = count
+        self._named.append(name)
         return name if count == 1 else self._unique(f"{name}~{count}")
+
+
+def join(nodes: Mapping[str, str]) -> str:
+    """The structure of all trees, of each one's as JSON text."""
+    pairs = ",".join(f"[{json.dumps(name)},{node}]" for name, node in nodes.items())
+    return f'{{"$dict":[{pairs}],"type":"dict"}}'
 
 
 def unflatten(structure: str, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,6 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.errors import ConfigError, UnsupportedStateError
+from surefoot.trainer import rng
+from surefoot.trainer.proofs import ModuleProof, OptimizerProof, Proof, ProofOfAll, TensorProof
 from surefoot.trainer.sharded import has_blocks, local_of, settle
 from surefoot.trainer.tensors import copy_all
 
@@ -23,12 +26,18 @@ class Kept(Protocol):
     order: int
     """Restored in this order: modules, others, schedulers, optimizers. A scheduler's load may overwrite what the
     optimizer knows better (its groups' learning rates), so optimizers come last."""
+    turn: int
+    """Walked in this order: modules, optimizers, tensors, others. Modules first, because FSDP2 puts its sharded
+    parameters back in place when a module's state is asked for; what has no proof comes last."""
 
     def tree(self) -> Any:
         """Its state as nested containers of tensors and plain values; tensors alias the live ones."""
 
     def load(self, tree: Any) -> None:
         """Put such a state back. Tensors in `tree` are read-only views: they are copied, never kept."""
+
+    def proof(self) -> Proof | None:
+        """A proof of its state as it is now; None where it must be walked each time."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -59,6 +68,7 @@ def canonical(module: nn.Module, key: str) -> str:
 
 class KeptModule:
     order = 0
+    turn = 0
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._name = name
@@ -80,6 +90,9 @@ class KeptModule:
         self.module.load_state_dict(given)
         self._own(tree, [value for value in live.values() if isinstance(value, torch.Tensor)])
 
+    def proof(self) -> Proof | None:
+        return ModuleProof(self.module)
+
     def parameter_names(self) -> Iterator[tuple[nn.Parameter, str]]:
         """Each parameter once, with its name in the run."""
         for key, parameter in self.module.named_parameters():
@@ -98,6 +111,7 @@ class KeptModule:
 
 class KeptOptimizer:
     order = 3
+    turn = 1
 
     def __init__(self, name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]]) -> None:
         self._name = name
@@ -130,6 +144,11 @@ class KeptOptimizer:
         self._optimizer.load_state_dict({**tree, "state": state, "param_groups": _cloned(groups)})
         self._undo_casts(state)
 
+    def proof(self) -> Proof:
+        names = iter(self._parameter_names())
+        groups = [[next(names) for _ in group["params"]] for group in self._optimizer.param_groups]
+        return OptimizerProof(self._optimizer, groups, self._name)
+
     def _settled(self, saved: Mapping[Any, Any], names: list[str]) -> dict[Any, Any]:
         """The state, each sharded tensor in it as it is here, or like its parameter if the optimizer is fresh."""
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -159,7 +178,66 @@ class KeptOptimizer:
         return [known.get(id(parameter), f"param{number}") for number, parameter in enumerate(parameters)]
 
 
-class KeptStateful:
+class _Unproven:
+    turn = 3
+
+    def proof(self) -> Proof | None:
+        return None
+
+
+class KeptOptimizers:
+    """Several optimizers in one list, tuple or dict: one a parameter, for instance, each stepped in backward."""
+
+    order = 3
+    turn = 1
+
+    def __init__(self, name: str, optimizers: Any, names: Callable[[], Mapping[int, str]]) -> None:
+        self._name = name
+        self._optimizers = optimizers
+        self._names = names
+
+    def tree(self) -> dict[str, Any]:
+        return {key: one.tree() for key, one in self._parts().items()}
+
+    def load(self, tree: Any) -> None:
+        parts = self._parts()
+        _same_keys(self._name, set(tree), set(parts))
+        for key, one in parts.items():
+            one.load(tree[key])
+
+    def proof(self) -> Proof | None:
+        parts, known = self._parts(), list(map(id, optimizers_in(self._optimizers)))
+        keys = list(parts)
+
+        def still() -> bool:
+            now = optimizers_in(self._optimizers)
+            return list(map(id, now)) == known and (type(self._optimizers) is not dict or list(self._parts()) == keys)
+
+        return ProofOfAll([one.proof() for one in parts.values()], still)
+
+    def _parts(self) -> dict[str, KeptOptimizer]:
+        """By position, by key, or by the name of the parameter that is the key."""
+        several = self._optimizers
+        keys = [self._key(key) for key in several] if type(several) is dict else [str(n) for n in range(len(several))]
+        if len(set(keys)) < len(keys):
+            raise UnsupportedStateError(f"{self._name}: two of its keys have the same name")
+        optimizers = optimizers_in(several)
+        if len(optimizers) < len(keys):
+            raise UnsupportedStateError(f"{self._name}: not everything in it is an optimizer any more")
+        return {
+            key: KeptOptimizer(f"{self._name}.{key}", optimizer, self._names)
+            for key, optimizer in zip(keys, optimizers, strict=True)
+        }
+
+    def _key(self, key: Any) -> str:
+        if not isinstance(key, torch.Tensor):
+            return str(key)
+        if (name := self._names().get(id(key))) is None:
+            raise UnsupportedStateError(f"{self._name}: a key is a tensor that is no parameter of a registered module")
+        return name
+
+
+class KeptStateful(_Unproven):
     """Anything with `state_dict` and `load_state_dict`."""
 
     def __init__(self, name: str, owner: Any) -> None:
@@ -178,6 +256,7 @@ class KeptStateful:
 
 class KeptTensor:
     order = 1
+    turn = 2
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self._name = name
@@ -195,8 +274,11 @@ class KeptTensor:
             )
         copy_all([(local_of(self._tensor).detach(), local_of(tree))])
 
+    def proof(self) -> Proof | None:
+        return TensorProof(self._tensor)
 
-class KeptGenerator:
+
+class KeptGenerator(_Unproven):
     order = 1
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -209,9 +291,9 @@ class KeptGenerator:
         self._generator.set_state(tree.clone())
 
 
-class KeptValue:
-    """A plain value. It stands in `run.state`; a list, dict or set is also changed in place, so that the user's own
-    variable follows."""
+class KeptValue(_Unproven):
+    """A plain value. It stands in `run.state`; a list, dict, set or NumPy generator is also changed in place, so that
+    the user's own variable follows."""
 
     order = 1
 
@@ -227,7 +309,7 @@ class KeptValue:
         self._state[self._name] = _refill(old, _cloned(settle(self._name, tree, old)))
 
 
-class KeptEntry:
+class KeptEntry(_Unproven):
     """Whatever stands in `run.state` under a name, also after the user put something else there."""
 
     def __init__(self, name: str, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> None:
@@ -252,6 +334,8 @@ def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mappi
         return KeptModule(name, value)
     if isinstance(value, Optimizer):
         return KeptOptimizer(name, value, names)
+    if optimizers_in(value):
+        return KeptOptimizers(name, value, names)
     if isinstance(value, torch.Tensor):
         return KeptTensor(name, value)
     if isinstance(value, torch.Generator):
@@ -262,6 +346,12 @@ def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mappi
         return KeptStateful(name, value)
     state[name] = value
     return KeptValue(name, state)
+
+
+def optimizers_in(value: Any) -> list[Optimizer]:
+    """The optimizers that one registered value is, alone or in a list, tuple or dict."""
+    parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+    return [part for part in parts if isinstance(part, Optimizer)]
 
 
 def _entry(state: dict[str, Any], name: str) -> Any:
@@ -277,6 +367,9 @@ def _refill(old: Any, new: Any) -> Any:
         return old
     if type(old) is type(new) and isinstance(old, list):
         old[:] = new
+        return old
+    if type(old) is type(new) and isinstance(old, np.random.Generator | np.random.RandomState):
+        rng.continue_as(old, new)
         return old
     return new
 

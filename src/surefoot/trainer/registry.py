@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -12,9 +14,14 @@ from torch.utils.data import DataLoader
 from surefoot.core.plan import Plan
 from surefoot.trainer import rng
 from surefoot.trainer.data import Position, shield
-from surefoot.trainer.flatten import Flat, Flattener, uncollected
-from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep
+from surefoot.trainer.flatten import Flat, NamedTensor, uncollected
+from surefoot.trainer.frozen import Frozen
+from surefoot.trainer.frozen_leaves import resting_addresses
+from surefoot.trainer.loader_state import keeper_of
+from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep, optimizers_in
 from surefoot.trainer.restore import MappedImage, load
+from surefoot.trainer.shortcut import Replicated, Shortcut
+from surefoot.trainer.tensors import digest
 
 
 class Registry:
@@ -30,6 +37,10 @@ class Registry:
         self._resumed_positions: dict[str, Any] = {}
         self._state_names: set[str] = set()
         self._habits_checked = False
+        self._shortcut = Shortcut()
+        self._names: dict[int, str] | None = None
+        """Of parameters, by identity; only while one flattening or loading lasts, and empty until asked for."""
+        self.frozen = Frozen(warn)
 
     def register(self) -> None:
         """Take in what the user named.
@@ -39,45 +50,55 @@ class Registry:
         """
         for name, value in self._objects.items():
             shield(value)
-            if isinstance(value, DataLoader) and not hasattr(value, "load_state_dict"):
+            if isinstance(value, DataLoader):
                 self._loaders[name] = value
+                self._keep_own_position(name, value)
             else:
                 self._kept[name] = keep(name, value, self._state, self._parameter_names)
         for name in self._state:
             if name not in self._kept:
                 self._kept[name] = KeptEntry(name, self._state, self._parameter_names)
         self._state_names = set(self._state)
-        self.flatten()
+        self.frozen.open(self.flatten())
 
     def flatten(self) -> Flat:
         """All state as of now; its tensors alias the live ones."""
+        with uncollected(), self._one_naming():
+            flat = self._shortcut.flatten(self._kept, self._replicated, self._parameter_names)
+            return self.frozen.mark(flat, self._resting())
+
+    def _replicated(self) -> Replicated:
         ddp = [value for value in self._objects.values() if isinstance(value, DistributedDataParallel)]
-        replicated = frozenset(parameter.data_ptr() for module in ddp for parameter in module.parameters())
-        ids = {id(parameter) for module in ddp for parameter in module.parameters()}
+        parameters = [parameter for module in ddp for parameter in module.parameters()]
+        ids = {id(parameter) for parameter in parameters}
         optimizers = [
             name
             for name, value in self._objects.items()
-            if isinstance(value, Optimizer)
+            if (parts := optimizers_in(value))
             and ids
-            and all(id(p) in ids for group in value.param_groups for p in group["params"])
+            and all(id(p) in ids for part in parts for group in part.param_groups for p in group["params"])
         ]
-        with uncollected():
-            trees = {name: kept.tree() for name, kept in self._kept.items()}
-            return Flattener(replicated).flatten(trees, optimizers)
+        return Replicated(frozenset(parameter.data_ptr() for parameter in parameters), optimizers)
+
+    def digest(self, named: NamedTensor) -> str:
+        """Hash of a tensor, to compare it between ranks."""
+        return self.frozen.digest(named) if named.frozen else digest(named.tensor)
+
+    def _resting(self) -> frozenset[int]:
+        modules = [kept.module for kept in self._kept.values() if isinstance(kept, KeptModule)]
+        tensors = [value for value in self._objects.values() if isinstance(value, torch.Tensor)]
+        return resting_addresses(modules, self.optimizers(), tensors)
 
     def optimizers(self) -> list[Optimizer]:
         """Every optimizer that the user named, alone or in a list or dict."""
-        found: list[Optimizer] = []
-        for value in [*self._objects.values(), *self._state.values()]:
-            parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
-            found += [part for part in parts if isinstance(part, Optimizer)]
+        found = [part for value in [*self._objects.values(), *self._state.values()] for part in optimizers_in(value)]
         return list({id(optimizer): optimizer for optimizer in found}.values())
 
     def load(
         self, plan: Plan, record: Mapping[str, Any], of_rank: int, images: Mapping[int, MappedImage], rank: int
     ) -> None:
         """Put a checkpoint back: objects, then positions, and the random states last."""
-        fresh, unknown = load(self._kept, plan, of_rank, images, record["values"])
+        fresh, unknown = self.load_state(plan, record["values"], of_rank, images)
         for name in [name for name in fresh if name not in self._loaders]:
             self._warn(f"{name} is not in the checkpoint: it starts fresh")
         if unknown:
@@ -88,6 +109,14 @@ class Registry:
         rng.restore(record["rng"])
         if of_rank != rank:
             rng.diverge(rank)
+        self.frozen.refuse_torn(plan, of_rank)
+
+    def load_state(
+        self, plan: Plan, values: list[Any], of_rank: int, images: Mapping[int, MappedImage]
+    ) -> tuple[list[str], list[str]]:
+        """Put the objects back; returns names that are only here, and names that are only in the checkpoint."""
+        with self._one_naming():
+            return load(self._kept, plan, of_rank, images, values, self.frozen.found)
 
     def position_of(self, loader: Any) -> Position:
         """The position of a loader, registered or not."""
@@ -116,6 +145,11 @@ class Registry:
         for name in set(self._state) - self._state_names:
             self._warn(f"run.state[{name!r}] was added after the run was opened: it is not kept")
 
+    def _keep_own_position(self, name: str, loader: Any) -> None:
+        # A loader that knows its place itself is kept even if the script iterates it without run.batches.
+        if keeper_of(loader) is not None:
+            self._new_position(name, loader).iterated_outside()
+
     def _new_position(self, name: str, loader: Any) -> Position:
         position = Position(name, loader, self._warn)
         self._positions[name] = position
@@ -127,8 +161,19 @@ class Registry:
         if state is not None:
             position.load(state)
 
+    @contextmanager
+    def _one_naming(self) -> Iterator[None]:
+        """Parameters are named once in it, when an optimizer first asks: all modules were seen to before."""
+        self._names = {}
+        try:
+            yield
+        finally:
+            self._names = None
+
     def _parameter_names(self) -> dict[int, str]:
-        names: dict[int, str] = {}
+        if self._names:
+            return self._names
+        names = self._names if self._names is not None else {}
         for kept in self._kept.values():
             if isinstance(kept, KeptModule):
                 for parameter, name in kept.parameter_names():

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from surefoot.core.plan import Plan, structure_leaves
+from surefoot.core.plan import Item, Plan, structure_leaves
 from surefoot.errors import ConfigError, CorruptError
-from surefoot.trainer.flatten import unflatten
+from surefoot.trainer.flatten import dtype_name, unflatten
 from surefoot.trainer.objects import Kept, KeptModule
-from surefoot.trainer.tensors import box_view, memory_view
+from surefoot.trainer.sharded import Blocks
+from surefoot.trainer.tensors import box_view, memory_view, torch_dtype
 
 _OWN_REFERENCES = 2
 """To a mapping that nobody views: the `MappedImage`'s and that of the question itself."""
@@ -40,7 +41,12 @@ def map_image(rank: int, fd: int, offset: int, size_bytes: int) -> MappedImage:
 
 
 def load(
-    kept: Mapping[str, Kept], plan: Plan, of_rank: int, images: Mapping[int, MappedImage], values: list[Any]
+    kept: Mapping[str, Kept],
+    plan: Plan,
+    of_rank: int,
+    images: Mapping[int, MappedImage],
+    values: list[Any],
+    live: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Put a checkpoint into the registered objects.
 
@@ -50,6 +56,7 @@ def load(
         of_rank: the saved rank whose structure, local leaves and values are taken.
         images: by saved rank.
         values: the record's encoded plain values.
+        live: the script's own tensors by leaf. Those that the plan has frozen hold what was saved already.
 
     Returns:
         Names registered now but not in the checkpoint, and names in the checkpoint but not registered.
@@ -58,8 +65,7 @@ def load(
         CorruptError: the checkpoint does not fit its own plan.
         ConfigError: an object does not fit what was saved of it.
     """
-    structure = plan.structure(of_rank)
-    trees = unflatten(structure, dict(_tensors(plan, of_rank, images, structure)), values)
+    trees = _trees(plan, of_rank, _Views(plan, images, live or {}), values)
     fresh, unknown = sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
     for name in unknown:
         del trees[name]
@@ -87,20 +93,57 @@ def _refuse_views(kept: Mapping[str, Kept], images: Mapping[int, MappedImage]) -
         )
 
 
-def _tensors(
-    plan: Plan, of_rank: int, images: Mapping[int, MappedImage], structure: str
-) -> Iterator[tuple[str, torch.Tensor]]:
+class _Views:
+    """Tensors over the images of a checkpoint."""
+
+    def __init__(self, plan: Plan, images: Mapping[int, MappedImage], live: Mapping[str, torch.Tensor]) -> None:
+        self._plan = plan
+        self._images = images
+        self._live = live
+        self._memory: dict[int, torch.Tensor] = {}
+        self._offsets: dict[int, dict[str, int]] = {}
+
+    def view(self, item: Item) -> torch.Tensor:
+        """What an item holds, read-only.
+
+        Raises:
+            CorruptError: its rank's image is not there.
+            ConfigError: it is frozen, and the live tensor of its name is of another kind.
+        """
+        if item.frozen:
+            return self._frozen(item)
+        if item.rank not in self._images:
+            raise CorruptError(f"the image of rank {item.rank}, which holds {item.leaf}, did not arrive")
+        image = self._images[item.rank]
+        if item.rank not in self._memory:
+            self._memory[item.rank] = memory_view(image.mapping)
+            self._offsets[item.rank] = {box.name: offset for box, offset in self._plan.image(item.rank).places}
+        return box_view(self._memory[item.rank], item.box, image.offset + self._offsets[item.rank][item.box.name])
+
+    def _frozen(self, item: Item) -> torch.Tensor:
+        """The live tensor itself: it was compared with what was saved, or loaded, before this start was decided."""
+        live = self._live.get(item.leaf)
+        if live is None:
+            # Of an object that the script no longer registers: nobody looks at it.
+            return torch.empty(item.box.shape, dtype=torch_dtype(item.box.dtype), device="meta")
+        if (dtype_name(live.dtype), tuple(live.shape)) != (item.box.dtype, item.box.shape):
+            raise ConfigError(
+                f"{item.leaf}: the checkpoint has {item.box.dtype} {list(item.box.shape)}, here it is {live.dtype} "
+                f"{list(live.shape)}; use the model that the run was started with"
+            )
+        return live
+
+
+def _trees(plan: Plan, of_rank: int, views: _Views, values: list[Any]) -> dict[str, Any]:
+    structure = plan.structure(of_rank)
+    return unflatten(structure, dict(_tensors(plan, of_rank, views, structure)), values)
+
+
+def _tensors(plan: Plan, of_rank: int, views: _Views, structure: str) -> Iterator[tuple[str, torch.Tensor | Blocks]]:
     sources = plan.sources(of_rank)
-    needed = structure_leaves(structure)
-    offsets = {
-        (rank, box.name): offset
-        for rank in {sources[leaf].rank for leaf in needed}
-        for box, offset in plan.image(rank).places
-    }
-    memory = {rank: memory_view(image.mapping) for rank, image in images.items()}
-    for leaf in needed:
-        item = sources[leaf]
-        if item.rank not in images:
-            raise CorruptError(f"the image of rank {item.rank}, which holds {leaf}, did not arrive")
-        start = images[item.rank].offset
-        yield leaf, box_view(memory[item.rank], item.box, start + offsets[item.rank, item.box.name])
+    for leaf in structure_leaves(structure):
+        blocks = plan.blocks.get(leaf)
+        if blocks is not None:
+            yield leaf, Blocks(blocks[0].box.global_shape, blocks, views.view)
+        else:
+            yield leaf, views.view(sources[leaf])
