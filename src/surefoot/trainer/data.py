@@ -55,6 +55,9 @@ class Position:
         """Random state when this epoch's order was drawn."""
         self._own: Any = None
         """The keeper's state as of the last finished step."""
+        self._over = False
+        """The data set's iteration ended with the last finished step's batch: its state may be of the next epoch."""
+        self._iterator: Any = None
         self._own_generators: list[Any] | None = None
         """The samplers' generators as of the last finished step, where no worker runs ahead."""
         self._ahead: deque[int] = deque()
@@ -81,6 +84,8 @@ class Position:
         state = {"epoch": self.epoch, "consumed": self.consumed, "start": self._start}
         if self._own is not None:
             state["own"] = self._own
+        if self._over:
+            state["over"] = True
         if self._own_generators is not None:
             state["generators"] = self._own_generators
         if self._seen:
@@ -111,6 +116,7 @@ class Position:
                 if fetched or self.consumed:
                     self.epoch += 1
                 self.consumed = 0
+                self._over = False
                 self._seen.clear()
                 is_resumed = False
                 iterator = self._begin()
@@ -121,6 +127,8 @@ class Position:
         self.consumed += 1
         if self._keeper is not None:
             self._own = encode_state(self._keeper, self._name)
+            # A short last batch is made by reading to the end.
+            self._over = bool(getattr(getattr(self._iterator, "_dataset_fetcher", None), "ended", False))
         elif not self._num_workers:
             self._own_generators = self._samplers.capture_generators() or None
         if self._ahead:
@@ -137,6 +145,7 @@ class Position:
     def _iterate(self) -> Iterator[Any]:
         with born_shielded():
             iterator: Iterator[Any] = iter(self._loader)
+        self._iterator = iterator
         return iterator
 
     def _draw(self, sampler: Any) -> Iterator[Any]:
@@ -201,9 +210,9 @@ class Position:
         seen = state.get("seen", {"marks": [], "ranks": []})
         # Another number of ranks has other shares of the same batches.
         self._seen = deque(seen["marks"] if seen["ranks"] == _ranks() else [], maxlen=_COMPARED)
+        self._over = state.get("over", False)
         if self._keeper is not None and self._own is not None:
-            with rng.undisturbed():
-                return self._from_own_state()
+            return self._from_own_state()
         if self._start is None:
             return self._begin()
         # The random states are restored last: the next fetch draws what it would have drawn.
@@ -215,12 +224,17 @@ class Position:
         return iterator
 
     def _from_own_state(self) -> Iterator[Any]:
-        self._keeper.load_state_dict(decode_state(self._own))
-        if self.consumed and self.consumed == _length(self._loader):
-            # At its end it may go on with the next epoch by itself.
-            self.epoch, self.consumed = self.epoch + 1, 0
-        self._set_epoch()
-        return self._iterate()
+        with rng.undisturbed():
+            self._keeper.load_state_dict(decode_state(self._own))
+            if not self._over:
+                if self.consumed and self.consumed == _length(self._loader):
+                    # At its end it may go on with the next epoch by itself.
+                    self.epoch, self.consumed = self.epoch + 1, 0
+                self._set_epoch()
+                return self._iterate()
+        # What a new epoch draws is drawn again.
+        self.epoch, self.consumed, self._over = self.epoch + 1, 0, False
+        return self._begin()
 
     def _skipped(self, skipping: Skipping) -> Iterator[Any]:
         self._skip = self.consumed

@@ -73,8 +73,6 @@ def capture_own(generator: Any) -> Any:
         return encode(_bytes(generator.get_state()), "generator")
     if isinstance(generator, random.Random):
         return encode(generator.getstate(), "generator")
-    if isinstance(generator, np.random.Generator):
-        return encode(generator.bit_generator, "generator", extras=EXTRAS)
     return encode(generator, "generator", extras=EXTRAS)
 
 
@@ -85,18 +83,23 @@ def restore_own(generator: Any, encoded: Any) -> None:
         generator.set_state(_tensor(state))
     elif isinstance(generator, random.Random):
         generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        refill_bits(generator.bit_generator, state)
     else:
-        generator.set_state(state.get_state())
+        continue_as(generator, state)
 
 
-def refill_bits(live: np.random.BitGenerator, saved: np.random.BitGenerator) -> None:
-    """Take a NumPy bit generator to the point where another one stands.
+def continue_as(live: Any, saved: Any) -> None:
+    """Take a NumPy generator of either make to the point where another one stands.
 
     Raises:
         UnsupportedStateError: they are of different kinds, or the one has spawned children that the other cannot.
     """
+    if isinstance(live, np.random.RandomState):
+        live.set_state(saved.get_state())
+    else:
+        _take_over(live.bit_generator, saved.bit_generator)
+
+
+def _take_over(live: np.random.BitGenerator, saved: np.random.BitGenerator) -> None:
     if type(live) is not type(saved):
         raise UnsupportedStateError(
             f"the checkpoint has NumPy's {type(saved).__name__}, here it is {type(live).__name__}: use the one "
