@@ -21,14 +21,16 @@ class Stage:
         self._warm = warm
         self._launches = 0
 
-    def start(self, scene: str, *, ranks: int = 1, env: dict[str, str] | None = None, **options: Any) -> Job:
+    def start(
+        self, scene: str, *, ranks: int = 1, env: dict[str, str] | None = None, scenes: Path = SCENES, **options: Any
+    ) -> Job:
         """Start a scene; `to` is this test's run unless said otherwise."""
         self._launches += 1
         options = {"to": str(self.run), **options}
         output = self.place / f"output{self._launches}"
         output.touch()
         env = {"SUREFOOT_SHM": str(self.memory), **(env or {})}
-        return self._warm.start(SCENES, [scene, json.dumps(options)], output, env, ranks=ranks)
+        return self._warm.start(scenes, [scene, json.dumps(options)], output, env, ranks=ranks)
 
     def play(self, scene: str, *, ranks: int = 1, code: int = 0, **options: Any) -> str:
         """Run a scene to its end, which must be with `code`; returns what it printed."""
