@@ -19,9 +19,9 @@ demo: install
 	$(BIN)/surefoot demo
 
 lint: install
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/mypy
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy src/surefoot benchmarks
 
 test: lint
 	$(BIN)/python -m pytest -m "not campaign" tests

@@ -137,7 +137,7 @@ def test_no_boundary_comes(evicted: Start) -> None:
 def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> None:
     """Steps are staged seldom, and one rank is stuck in its step (the other in a collective) until the deadline: the
     newest finished step is taken all the same, shipped, and gone on from."""
-    options = ["--grace", "6", "--interval", "1000", "--nproc-per-node", str(ranks)]
+    options = ["--grace", "6", "--interval", "1000", "--nproc", str(ranks)]
     run = evicted(options=options, STUCK_AT="12", STAGE="1000", WIDTH="2000", total=20)
     run.wait_for("trainer that is stuck", run.stuck.exists)
     assert run.newest_commit() < 12
@@ -148,7 +148,7 @@ def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> N
     run.go.touch()
     run.job.start()
     assert run.wait_for_end() == FINISHED, run.job.output_tail()
-    assert [event["from_step"] for event in run.events("resumed")] == [12]
+    assert run.events("resumed")[-1]["from_step"] == 12
     assert [line["step"] for line in run.lines()] == list(range(20))
 
 
