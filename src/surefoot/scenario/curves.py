@@ -20,20 +20,24 @@ def loss_of(line: Line) -> float:
 
 
 def losses(lines: Sequence[Line]) -> list[Points]:
-    """(steps finished, loss) of each attempt in turn, the mean over its ranks."""
-    return [
-        [(step + 1, sum(map(loss_of, done)) / len(done)) for step, done in sorted(_by_step(part).items())]
-        for part in _attempts(lines)
-    ]
+    """(steps finished, loss) of each attempt in turn, the mean over all ranks.
+
+    An attempt begins at the point from which it went on, so that the curve has no gap.
+    """
+    curves: list[Points] = []
+    before: dict[float, float] = {}
+    for steps in _attempts(lines):
+        points: Points = [(step + 1, sum(map(loss_of, done)) / len(done)) for step, done in steps]
+        start = points[0][0] - 1 if points else 0
+        curves.append([(start, before[start]), *points] if start in before else points)
+        before.update(points)
+    return curves
 
 
 def progress(lines: Sequence[Line]) -> list[Points]:
     """(seconds since the first line, steps finished) of each attempt in turn. A step is finished with its last rank."""
     began_s = min((line.t for line in lines), default=0.0)
-    return [
-        [(max(line.t for line in done) - began_s, step + 1) for step, done in sorted(_by_step(part).items())]
-        for part in _attempts(lines)
-    ]
+    return [[(max(line.t for line in done) - began_s, step + 1) for step, done in steps] for steps in _attempts(lines)]
 
 
 def step_times(lines: Sequence[Line]) -> list[float]:
@@ -46,13 +50,13 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]
 
 
-def _attempts(lines: Sequence[Line]) -> list[list[Line]]:
-    numbers = sorted({line.attempt for line in lines})
-    return [[line for line in lines if line.attempt == number] for number in numbers]
-
-
-def _by_step(lines: Sequence[Line]) -> dict[int, list[Line]]:
-    found: dict[int, list[Line]] = {}
+def _attempts(lines: Sequence[Line]) -> list[list[tuple[int, list[Line]]]]:
+    """Of each attempt in turn the steps that every rank has finished, with their lines."""
+    ranks = len({line.rank for line in lines})
+    found: dict[int, dict[int, list[Line]]] = {}
     for line in lines:
-        found.setdefault(line.step, []).append(line)
-    return found
+        found.setdefault(line.attempt, {}).setdefault(line.step, []).append(line)
+    return [
+        [(step, done) for step, done in sorted(steps.items()) if len(done) == ranks]
+        for _, steps in sorted(found.items())
+    ]

@@ -150,10 +150,10 @@ def _key(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _events(shown: Shown) -> list[str]:
-    names = ("event", "at step", "struck while", "resumed from", "redone steps", "seconds to a new step")
+    names = ("event", "resumed from", "redone steps", "seconds to a new step")
     pairs = zip(shown.strikes, shown.verdict.recoveries, strict=True)
     rows = [
-        _row(f"{number}. {recovery.event}", [_cell(strike.at_step), _words(_who(strike)), *_cost(recovery)])
+        _row(f"{number}. {recovery.event}", _cost(recovery), f"at step {strike.at_step}, while {_who(strike)}")
         for number, (strike, recovery) in enumerate(pairs, start=1)
     ]
     kinds = dict.fromkeys(str(strike.event.kind) for strike in shown.strikes)
@@ -192,9 +192,9 @@ def _progress(shown: Shown) -> list[str]:
         both(lambda width_px: progress_picture(width_px, curves, "finished steps over seconds, for each way")),
         _table(
             "pace",
-            "Time from one step to the next within an attempt, saving included. The runs follow one another: whatever "
-            "else the machine does meanwhile is in these numbers, and in all seconds on this page.",
-            ("run", "steps done", "ms a step, median", "95 %", "longest", "seconds in all"),
+            "Milliseconds from one step to the next within an attempt, saving included; steps done, and seconds in "
+            "all. The runs follow one another: whatever else the machine does meanwhile is in every time on this page.",
+            ("run", "steps", "median", "p95", "max", "in all"),
             rows,
         ),
     ]
@@ -223,8 +223,8 @@ def _stalls(shown: Shown) -> list[str]:
         both(lambda width_px: stall_picture(width_px, rows, step_s, label)),
         _table(
             "stalls",
-            "",
-            ("run", "boundaries", "ms, median", "95 %", "longest", "median, of a step"),
+            "Milliseconds; the median also as a share of the undisturbed run's median step.",
+            ("run", "number", "median", "p95", "max", "% of a step"),
             [_row(run, _stall_cells(values, step_s)) for run, values in rows],
         ),
     ]
@@ -235,7 +235,7 @@ def _stall_cells(values: Sequence[float], step_s: float) -> list[str]:
     return [
         _cell(len(values)),
         *(_cell(value, ".1f") for value in spread),
-        _cell(quantile(values, 0.5) / step_s * 100, ".1f", " %"),
+        _cell(quantile(values, 0.5) / step_s * 100, ".1f"),
     ]
 
 
@@ -248,8 +248,8 @@ def _peers(shown: Shown) -> list[str]:
     return [
         "<h2>Beside what people write by hand</h2>",
         "<p class='lead'>The same task, seed and events, started again by the same hand. Surefoot saves to the demo's "
-        f"store, these to a local directory, every {shown.peers[0].save_every} steps: about as often as Surefoot, by "
-        "the undisturbed run's pace.</p>",
+        f"store, these to a local directory that no event touches, every {shown.peers[0].save_every} "
+        "steps: about as often as Surefoot, by the undisturbed run's pace.</p>",
         _list("ul", [f"{peer.method.title}: {peer.method.what}" for peer in shown.peers]),
         _summary(shown),
         _side_by_side(shown),
@@ -258,15 +258,18 @@ def _peers(shown: Shown) -> list[str]:
 
 
 def _summary(shown: Shown) -> str:
-    names = ("way", "redone steps", "first difference", "seconds lost", "checkpoints left", "unusable")
+    names = ("way", "redone steps", "differs from", "seconds lost", "whole / torn saves")
     # Only what befell the others too.
     common = {met.event for peer in shown.peers for met in peer.met if met.strike is not None}
     pairs = zip(shown.strikes, shown.verdict.recoveries, strict=True)
     recoveries = [recovery for strike, recovery in pairs if strike.event in common]
     ours = [_cell(sum(each.redone_steps for each in recoveries)), _difference(first_difference(shown.lines))]
-    rows = [_row("Surefoot", [*ours, _cell(seconds_lost(recoveries), ".1f"), _cell(None), _cell(None)])]
+    rows = [_row("Surefoot", [*ours, _cell(seconds_lost(recoveries), ".1f"), _cell(None)])]
     rows += [_row(peer.method.title, _peer_cells(peer)) for peer in shown.peers]
-    words = "Over the events that all went through. First difference: the first step whose samples or loss differ."
+    words = (
+        "Over the events that all went through. Differs from: the first step whose samples or loss are not those of "
+        "undisturbed training. Torn: left behind without its mark of completion."
+    )
     return _table("peers", words, names, rows)
 
 
@@ -275,8 +278,7 @@ def _peer_cells(peer: PeerResult) -> list[str]:
         _cell(peer.redone_steps),
         _difference(peer.first_difference),
         _cell(peer.seconds_lost, ".1f"),
-        _cell(peer.checkpoints),
-        _cell(len(peer.unusable)),
+        f"<td>{peer.checkpoints} / {len(peer.unusable)}</td>",
     ]
 
 
@@ -339,12 +341,13 @@ def _table(name: str, words: str, heads: Sequence[str], rows: Sequence[str], *, 
     )
 
 
-def _row(head: str, cells: Sequence[str]) -> str:
-    return f'<tr><th scope="row">{escape(head)}</th>{"".join(cells)}</tr>'
+def _row(head: str, cells: Sequence[str], below: str = "") -> str:
+    small = f"<small>{escape(below)}</small>" if below else ""
+    return f'<tr><th scope="row">{escape(head)}{small}</th>{"".join(cells)}</tr>'
 
 
-def _cell(value: float | None, form: str = "", unit: str = "") -> str:
-    return '<td class="none">–</td>' if value is None else f"<td>{value:{form}}{unit}</td>"
+def _cell(value: float | None, form: str = "") -> str:
+    return '<td class="none">–</td>' if value is None else f"<td>{value:{form}}</td>"
 
 
 def _words(words: str) -> str:

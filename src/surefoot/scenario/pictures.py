@@ -48,8 +48,7 @@ def progress_picture(width_px: float, curves: Sequence[Curve], label: str) -> st
     y = Axis(0, max(step for _, step in every), height_px - _BOTTOM_PX, _TOP_PX)
     parts = _frame(x, y, width_px, height_px, "seconds", "steps finished")
     for curve in curves:
-        points = [point for part in curve.parts for point in _at(part, x, y)]
-        parts.append(path(points, f"way {curve.css}"))
+        parts.append(path(_at(_joined(curve.parts), x, y), f"way {curve.css}"))
     return _picture(width_px, height_px, label, parts)
 
 
@@ -79,6 +78,16 @@ def _picture(width_px: float, height_px: float, label: str, parts: Sequence[str]
 
 def _at(points: Points, x: Axis, y: Axis) -> Points:
     return [(x(across), y(up)) for across, up in points]
+
+
+def _joined(parts: list[Points]) -> Points:
+    """One line: level from the end of an attempt to the first step of the next."""
+    points: Points = []
+    for part in parts:
+        if points and part:
+            points.append((part[0][0], points[-1][1]))
+        points += part
+    return points
 
 
 def _around(values: Sequence[float], start_px: float, end_px: float) -> Axis:
