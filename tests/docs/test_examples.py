@@ -87,6 +87,16 @@ assert weights[0] == weights[1] == weights[2], weights
     assert len(list(tmp_path.glob("run?/commits/00000015-*"))) == 3
 
 
+def test_the_examples_of_the_exact_resume_page(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Each script of the page runs as it stands, and says what the page promises; run again it has nothing to do."""
+    across, stream, check = _python_blocks(_ROOT / "docs/exact-resume.md")
+    for _ in range(2):
+        assert _run(across, tmp_path, environment) == "finished True\n"
+        # 20 batches of 8 from 1 to 50, the seventh of each epoch short.
+        assert _run(stream, tmp_path, environment) == f"{float(2 * 1275 + sum(range(1, 49)))}\n"
+    assert _run(check, tmp_path, environment) == "every sample and every bit of 20 losses\n"
+
+
 def test_every_page_that_a_document_points_to_is_there() -> None:
     """No dead link between documents."""
     for document in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]:

@@ -164,7 +164,7 @@ class Session:
         if plan.world_size != self._ranks.world_size:
             self._warn(
                 f"saved by {plan.world_size} rank(s), resumed by {self._ranks.world_size}: each rank goes on at its "
-                "own batch count, so samples may repeat or be left out"
+                "own batch count, so samples may repeat or be left out, unless they come from surefoot.data's samplers"
             )
         self._registry.load(plan, start["record"], int(start["of_rank"]), images, self._ranks.rank)
         return int(start["step"])
