@@ -3,6 +3,7 @@
     {"$dict": [[key, node], …], "type": "dict" or "OrderedDict"}
     {"$list": [node, …], "type": "list" or "tuple"}
     {"$tensor": name}, with "whole", the whole tensor's shape, where the tensor is a block of a sharded one
+    {"$wrapped": [module, class], "shape": …, "stride": …, "inner": [[attribute, node], …], "context": node}
     {"$value": index}
 
 Only containers that have a tensor somewhere inside are taken apart; a subtree of plain values is one value, so that a
@@ -31,6 +32,7 @@ from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
 from surefoot.trainer.numpy_values import EXTRAS
 from surefoot.trainer.sharded import Blocks, Place, place_of
+from surefoot.trainer.wrapped import Wrapped, is_wrapped, parts_of
 
 Node = dict[str, Any]
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -235,6 +237,8 @@ class Flattener:
         return {"$value": len(self.values) - 1}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Node:
+        if type(tensor) not in _PLAIN_TENSORS and not isinstance(tensor, DTensor) and is_wrapped(tensor):
+            return self._wrapped(tensor, path)
         number = self._met
         self._met += 1
         if isinstance(tensor, DTensor):
@@ -247,6 +251,18 @@ class Flattener:
             self._append(known, tensor, self._spread(tensor, path), None, number)
         # A tied tensor is kept once: the second place refers to the first one's name.
         return {"$tensor": known}
+
+    def _wrapped(self, tensor: torch.Tensor, path: str) -> Node:
+        check_layout(tensor, path)
+        attributes, context = parts_of(tensor)
+        inner = [[name, self._tensor(getattr(tensor, name), f"{path}.{name}")] for name in attributes]
+        return {
+            "$wrapped": [type(tensor).__module__, type(tensor).__qualname__],
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "inner": inner,
+            "context": self._value(context, f"{path} (the context of its class)"),
+        }
 
     def _sharded(self, tensor: DTensor, path: str, number: int) -> Node:
         local, place = tensor._local_tensor, place_of(tensor, path)
@@ -282,7 +298,8 @@ def join(nodes: Mapping[str, str]) -> str:
 def unflatten(structure: str, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> dict[str, Any]:
     """The trees back, with `tensors` in their places and values decoded anew.
 
-    A sharded tensor is `Blocks` there: which block is wanted is decided by the tensor that it is loaded into.
+    A sharded tensor is `Blocks` there, and a wrapped one `Wrapped`: the tensors that they are loaded into decide what
+    becomes of them.
 
     Raises:
         CorruptError: structure and values do not fit.
@@ -299,12 +316,17 @@ def check_keepable(tensor: torch.Tensor, path: str) -> None:
     """Refuse, by path, what is not a dense tensor of a known element type."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise UnsupportedStateError(f"{path}: tensors of class {type(tensor).__name__} cannot be kept")
+    check_layout(tensor, path)
+    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+        raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be kept")
+
+
+def check_layout(tensor: torch.Tensor, path: str) -> None:
+    """Refuse, by path, what is not dense."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         raise UnsupportedStateError(f"{path}: only dense tensors can be kept, this one is {tensor.layout}")
     if tensor.is_meta:
         raise UnsupportedStateError(f"{path}: a meta tensor has no bytes to keep")
-    if dtype_name(tensor.dtype) not in ITEM_BYTES:
-        raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be kept")
 
 
 @contextmanager
@@ -342,6 +364,11 @@ def _build(node: Node, tensors: Mapping[str, torch.Tensor | Blocks], values: Seq
         if "whole" in node and isinstance(found, torch.Tensor):
             return Blocks.kept_apart(tuple(node["whole"]), found)
         return found
+    if "$wrapped" in node:
+        module, qualname = node["$wrapped"]
+        inner = {name: _build(child, tensors, values) for name, child in node["inner"]}
+        context = values[node["context"]["$value"]]
+        return Wrapped(module, qualname, tuple(node["shape"]), tuple(node["stride"]), inner, context)
     if "$value" in node:
         return decode(values[node["$value"]], extras=EXTRAS)
     if "$dict" in node:

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from surefoot.errors import ConfigError, UnsupportedStateError
 from surefoot.trainer import rng
 from surefoot.trainer.proofs import ModuleProof, OptimizerProof, Proof, ProofOfAll, TensorProof
-from surefoot.trainer.sharded import has_blocks, local_of, settle
+from surefoot.trainer.settling import needs_settling, settle
+from surefoot.trainer.sharded import local_of
 from surefoot.trainer.tensors import copy_all
 
 
@@ -75,10 +76,12 @@ class KeptModule:
         self.module = unwrap(module)
 
     def tree(self) -> dict[str, Any]:
-        return {canonical(self.module, key): value for key, value in self.module.state_dict().items()}
+        # The parameters themselves: detached, one of a class of somebody's own would look like a plain tensor.
+        state = self.module.state_dict(keep_vars=True)
+        return {canonical(self.module, key): value for key, value in state.items()}
 
     def load(self, tree: dict[str, Any]) -> None:
-        live = self.module.state_dict()
+        live = self.module.state_dict(keep_vars=True)
         keys = {canonical(self.module, key): key for key in live}
         _same_keys(self._name, set(tree), set(keys))
         tree = {key: settle(f"{self._name}.{key}", value, live[keys[key]]) for key, value in tree.items()}
@@ -87,7 +90,9 @@ class KeptModule:
         # An extra state goes to code of the user's, which may well keep it.
         given = {keys[k]: value if isinstance(value, torch.Tensor) else _cloned(value) for k, value in tree.items()}
         given |= {key: _cloned(value) for key, value in given.items() if key.endswith("_extra_state")}
-        self.module.load_state_dict(given)
+        self._load(
+            given, {key for key, value in given.items() if isinstance(value, torch.Tensor) and value is live[key]}
+        )
         self._own(tree, [value for value in live.values() if isinstance(value, torch.Tensor)])
 
     def proof(self) -> Proof | None:
@@ -97,6 +102,13 @@ class KeptModule:
         """Each parameter once, with its name in the run."""
         for key, parameter in self.module.named_parameters():
             yield parameter, f"{self._name}.{canonical(self.module, key)}"
+
+    def _load(self, given: dict[str, Any], loaded: set[str]) -> None:
+        """All but what is loaded already: classes of tensors of somebody's own may not copy from one another."""
+        rest = {key: value for key, value in given.items() if key not in loaded}
+        result = self.module.load_state_dict(rest, strict=not loaded)
+        if wrong := sorted({*result.missing_keys, *result.unexpected_keys} - loaded):
+            raise ConfigError(f"{self._name}: its load_state_dict() did not take {wrong[:5]} (first five)")
 
     def _own(self, tree: dict[str, Any], before: list[torch.Tensor]) -> None:
         # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory. What it
@@ -249,7 +261,7 @@ class KeptStateful(_Unproven):
         return self._owner.state_dict()
 
     def load(self, tree: Any) -> None:
-        if has_blocks(tree):
+        if needs_settling(tree):
             tree = settle(self._name, tree, self._owner.state_dict())
         self._owner.load_state_dict(_cloned(tree))
 
@@ -267,6 +279,8 @@ class KeptTensor:
 
     def load(self, tree: Any) -> None:
         tree = settle(self._name, tree, self._tensor)
+        if tree is self._tensor:
+            return
         if tree.shape != self._tensor.shape or tree.dtype != self._tensor.dtype:
             raise ConfigError(
                 f"{self._name}: the checkpoint has {tree.dtype} {list(tree.shape)}, "
@@ -394,7 +408,8 @@ def _cloned(tree: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
 def _as_saved(loaded: Any, saved: Any) -> Any:
     """What was loaded, with every tensor of another type than saved replaced by the saved one."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+        same = loaded.dtype == saved.dtype and type(loaded) is type(saved)
+        return loaded if same else saved.to(loaded.device)
     if type(loaded) is dict and isinstance(saved, dict) and loaded.keys() == saved.keys():
         return {key: _as_saved(loaded[key], saved[key]) for key in loaded}
     if type(loaded) in (list, tuple) and type(saved) is type(loaded) and len(saved) == len(loaded):

@@ -6,8 +6,7 @@ Loading goes by the blocks that the live tensors have now: whose image holds suc
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -150,45 +149,3 @@ class Blocks:
         if found.dtype != live.dtype:
             raise ConfigError(f"{path}: the checkpoint has {found.dtype}, here it is {live.dtype}")
         return found
-
-
-def settle(path: str, saved: Any, live: Any, *models: Any) -> Any:
-    """`saved`, nested as it is, with each sharded tensor in it as a block like the live one at the same place.
-
-    Args:
-        path: names what does not fit.
-        saved: from a checkpoint.
-        live: the state as it is now; may lack what is to be loaded.
-        models: tensors like which a sharded one may be made where there is no live one.
-
-    Raises:
-        ConfigError: one is sharded and the other is not, or in another way.
-    """
-    if isinstance(saved, Blocks):
-        return saved.like(path, live, *models)
-    if isinstance(saved, torch.Tensor) and isinstance(live, DTensor):
-        raise ConfigError(
-            f"{path}: the checkpoint has a whole tensor of shape {list(saved.shape)}, here it is sharded: resume with "
-            "the number of ranks and the sharding that it was saved with"
-        )
-    if type(saved) in (dict, OrderedDict):
-        pairs = ((key, settle(f"{path}.{key}", item, _part(live, key), *models)) for key, item in saved.items())
-        return type(saved)(pairs)
-    if type(saved) in (list, tuple):
-        return type(saved)(settle(f"{path}.{i}", item, _part(live, i), *models) for i, item in enumerate(saved))
-    return saved
-
-
-def has_blocks(saved: Any) -> bool:
-    """True if there is a sharded tensor in it."""
-    if type(saved) in (dict, OrderedDict):
-        return any(has_blocks(item) for item in saved.values())
-    if type(saved) in (list, tuple):
-        return any(has_blocks(item) for item in saved)
-    return isinstance(saved, Blocks)
-
-
-def _part(live: Any, key: Any) -> Any:
-    if isinstance(live, Mapping):
-        return live.get(key)
-    return live[key] if isinstance(live, list | tuple) and key < len(live) else None
