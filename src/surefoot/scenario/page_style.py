@@ -31,7 +31,8 @@ th,td{padding:6px 8px;text-align:right;border-bottom:1px solid var(--rule);verti
 thead th{color:var(--soft);font-weight:500;vertical-align:bottom}
 th:first-child,td.words,th.words{text-align:left}tbody th{font-weight:600}
 th small{display:block;color:var(--soft);font-weight:400;font-size:13px}
-@media(max-width:640px){table{font-size:13px}th,td{padding:6px 4px}th:first-child{padding-left:0}}
+@media(max-width:640px){body{padding:24px 12px 48px}table{font-size:13px}th,td{padding:6px 3px}
+th:first-child{padding-left:0}th:last-child,td:last-child{padding-right:0}}
 td.none{color:var(--soft)}ol,ul{padding-left:22px}li{margin:4px 0}pre{white-space:pre-wrap;font-size:13px}
 code{overflow-wrap:anywhere}footer{margin-top:44px;font-size:14px}
 """
