@@ -76,5 +76,6 @@ def _remarks(row: Checkpoint) -> str:
     remarks: list[str] = [] if row.state == "live" else [row.state]
     remarks += [f"tag {row.tag}"] if row.tag is not None else []
     remarks += ["off the lineage"] if row.on_lineage is False else []
+    remarks += [f"and {printing.size(row.frozen_bytes)} frozen"] if row.frozen_bytes else []
     remarks += [f"{name} {value}" for name, value in (row.metrics or {}).items()]
     return ", ".join(remarks)

@@ -83,7 +83,8 @@ def _tell_run(detail: RunDetail) -> None:
     for problem in found.problems:
         printing.warn(f"{problem.object} {problem.what}")
     printing.say(f"run {found.run.run if found.run else '?'} at {found.uri}")
-    printing.say(f"{detail.checkpoints} checkpoint(s); {printing.size(detail.size_bytes)} in shards altogether")
+    frozen = f", {printing.size(detail.frozen_bytes)} in frozen files" if detail.frozen_bytes else ""
+    printing.say(f"{detail.checkpoints} checkpoint(s); {printing.size(detail.size_bytes)} in shards altogether{frozen}")
     if newest is None:
         printing.say("no verified checkpoint yet")
     else:
@@ -126,6 +127,7 @@ def _tell_step(detail: StepDetail) -> None:
     marks += [f"{name} {value}" for name, value in manifest.metrics.items()]
     printing.say(", ".join(marks))
     shards = [(str(s.id.rank), s.key, printing.size(s.size_bytes), s.xxh3_128) for s in manifest.shards]
+    shards += [("frozen", f.key, printing.size(f.size_bytes), f.xxh3_128) for f in detail.frozen]
     printing.print_table(("rank", "shard", "size", "xxh3-128"), shards[:_SHOWN], right=("rank", "size"))
     _tell_rest(len(shards), "shards")
     _tell_tensors(detail)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from surefoot.core.layout import STEPS, StepId
 from surefoot.core.manifest import Manifest
 from surefoot.errors import ConfigError
+from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.survey import Survey, quarantine_reason
 from surefoot.tiers.base import Tier
 
@@ -36,9 +37,11 @@ class Checkpoint:
     created: float | None = None
     """Seconds since the epoch."""
     verified: bool = False
-    """Manifest whole, plan there, and every shard there with the right size on some tier."""
+    """Manifest whole, plan and frozen files there, and every shard there with the right size on some tier."""
     on_lineage: bool | None = None
     """None: the lineage is not known, because a generation's record is damaged."""
+    frozen_bytes: int = 0
+    """Of the frozen files that it names. Others may name them too: they are no part of its size."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +50,7 @@ class Checkpoint:
             "trigger": self.trigger,
             "tiers": list(self.tiers),
             "bytes": self.size_bytes,
+            "frozen_bytes": self.frozen_bytes,
             "world_size": self.world_size,
             "time": self.created,
             "verified": self.verified,
@@ -120,6 +124,8 @@ def _row(found: Survey, copies: Mapping[str, int], at: StepId) -> Checkpoint:
     manifest = found.manifests.get(at)
     if manifest is None:
         return Checkpoint(at, "damaged" if at in found.damaged else "deleted", on_lineage=on_lineage)
+    frozen = needed_files(manifest)
+    there = all(found.frozen.get(file.key) == file.size_bytes for file in frozen)
     places = [("disk", copies), (found.tier, found.sizes)]
     tiers = tuple(dict.fromkeys(name for name, sizes in places if _whole(manifest, sizes)))
     return Checkpoint(
@@ -132,8 +138,9 @@ def _row(found: Survey, copies: Mapping[str, int], at: StepId) -> Checkpoint:
         manifest.size_bytes,
         manifest.world_size,
         manifest.created,
-        bool(tiers) and manifest.plan in found.plans,
+        bool(tiers) and manifest.plan in found.plans and there,
         on_lineage,
+        sum(file.size_bytes for file in frozen),
     )
 
 

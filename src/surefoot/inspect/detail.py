@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.core.documents import compact, parse_json
+from surefoot.core.frozen import FrozenFile
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.plan import Plan
 from surefoot.inspect.checkpoints import Checkpoint, usable
+from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.readable import leaves, readable
 from surefoot.inspect.survey import Survey
 
-_NOT_VALUES = ("step", "generation", "rank", "world_size", "trigger", "tag", "metrics", "values")
-"""Fields of a record that the manifest says already, and the values, which the plan's structure names."""
+_NOT_VALUES = ("step", "generation", "rank", "world_size", "trigger", "tag", "metrics", "values", "frozen")
+"""Fields of a record that are said elsewhere, and the values, which the plan's structure names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class RunDetail:
     """How many there are that count."""
     size_bytes: int
     """All shards of the run, given-up and unfinished ones too."""
+    frozen_bytes: int
+    """Its frozen files, each once."""
     newest_age_s: float | None
     """Seconds since the newest one was committed. What it holds is older by the time that copying and shipping took."""
 
@@ -44,6 +48,7 @@ class RunDetail:
             "newest_age_s": self.newest_age_s,
             "checkpoints": self.checkpoints,
             "bytes": self.size_bytes,
+            "frozen_bytes": self.frozen_bytes,
         }
 
 
@@ -77,6 +82,7 @@ class StepDetail:
                 "bytes": item.box.size_bytes,
                 "rank": item.rank,
                 "spread": item.spread,
+                "frozen": item.frozen,
             }
             for item in items
         ]
@@ -88,6 +94,11 @@ class StepDetail:
             for path, leaf in _values(shard.id.rank, shard.record, self.plan):
                 by_path.setdefault(path, {})[shard.id.rank] = leaf
         return [value for path, of in by_path.items() for value in _merged(path, of, self.manifest.world_size)]
+
+    @property
+    def frozen(self) -> tuple[FrozenFile, ...]:
+        """The frozen files that it names."""
+        return needed_files(self.manifest)
 
     def to_json(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -103,6 +114,7 @@ class StepDetail:
                 {"rank": s.id.rank, "path": s.key, "bytes": s.size_bytes, "xxh3_128": s.xxh3_128}
                 for s in manifest.shards
             ],
+            "frozen": [{"path": f.key, "bytes": f.size_bytes, "xxh3_128": f.xxh3_128} for f in self.frozen],
         }
 
 
@@ -118,7 +130,7 @@ def run_detail(found: Survey, rows: list[Checkpoint], now: float) -> RunDetail:
     newest = next((row for row in live if row.verified), None)
     age_s = None if newest is None or newest.created is None else max(0.0, now - newest.created)
     size_bytes = sum(found.attempts().values())
-    return RunDetail(found, newest, len(live), size_bytes, age_s)
+    return RunDetail(found, newest, len(live), size_bytes, sum(found.frozen.values()), age_s)
 
 
 def _generation(generation: Generation, found: Survey) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import xxhash
 
+from surefoot.core.frozen import named_by
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import CorruptError
@@ -29,27 +31,46 @@ async def check_shard(tier: Tier, shard: Shard, plan: Plan | None, progress: Pro
         ObjectMissingError: it is not there.
         TierError: the tier failed to answer.
     """
-    size_bytes = await tier.size(shard.key)
-    if size_bytes != shard.size_bytes:
-        raise CorruptError(f"has {size_bytes} bytes, the manifest says {shard.size_bytes}")
     header = _expected_header(shard, plan)
+    await check_bytes(tier, shard.key, shard.size_bytes, shard.xxh3_128, header, progress)
+
+
+async def check_bytes(
+    tier: Tier,
+    key: str,
+    expected_bytes: int,
+    xxh3_128: str,
+    header: bytes,
+    progress: Progress,
+    also: Callable[[memoryview], None] | None = None,
+) -> None:
+    """Read an object through: its size, its hash, and how it begins. `also` sees each chunk, in a thread.
+
+    Raises: as `check_shard`.
+    """
+    size_bytes = await tier.size(key)
+    if size_bytes != expected_bytes:
+        raise CorruptError(f"has {size_bytes} bytes, the manifest says {expected_bytes}")
     digest = xxhash.xxh3_128()
     differs = False
     buffers = [memoryview(bytearray(min(CHUNK_BYTES, max(1, size_bytes)))) for _ in range(2)]
     starts = range(0, size_bytes, CHUNK_BYTES)
-    reading = asyncio.ensure_future(_read(tier, shard, 0, buffers[0]))
+    reading = asyncio.ensure_future(_read(tier, key, size_bytes, 0, buffers[0]))
     try:
         for number, start in enumerate(starts):
             chunk = await reading
             if start + CHUNK_BYTES < size_bytes:
-                reading = asyncio.ensure_future(_read(tier, shard, start + CHUNK_BYTES, buffers[(number + 1) % 2]))
+                free = buffers[(number + 1) % 2]
+                reading = asyncio.ensure_future(_read(tier, key, size_bytes, start + CHUNK_BYTES, free))
             expected = header[start : start + len(chunk)]
             differs |= chunk[: len(expected)] != expected
             await asyncio.to_thread(digest.update, chunk)
+            if also is not None:
+                await asyncio.to_thread(also, chunk)
             progress.advance(len(chunk))
     finally:
         reading.cancel()
-    if digest.hexdigest() != shard.xxh3_128:
+    if digest.hexdigest() != xxh3_128:
         raise CorruptError("its bytes do not match their hash")
     if differs:
         raise CorruptError("its header is not the one that its plan gives")
@@ -68,7 +89,7 @@ async def check_ack(tier: Tier, shard: Shard) -> None:
 
 
 def check_record(shard: Shard, world_size: int) -> None:
-    """The rank's record belongs to this shard.
+    """The rank's record belongs to this shard, and names its frozen file as a file is named.
 
     Raises:
         CorruptError: it is another's.
@@ -78,6 +99,7 @@ def check_record(shard: Shard, world_size: int) -> None:
     for name, value in due.items():
         if shard.record.get(name) != value:
             raise CorruptError(f"the record of rank {shard.id.rank} has {name} {shard.record.get(name)!r}, not {value}")
+    named_by(shard.record)
 
 
 def _expected_header(shard: Shard, plan: Plan | None) -> bytes:
@@ -89,8 +111,8 @@ def _expected_header(shard: Shard, plan: Plan | None) -> bytes:
     return image.header
 
 
-async def _read(tier: Tier, shard: Shard, start: int, buffer: memoryview) -> memoryview:
-    part = buffer[: min(len(buffer), shard.size_bytes - start)]
+async def _read(tier: Tier, key: str, size_bytes: int, start: int, buffer: memoryview) -> memoryview:
+    part = buffer[: min(len(buffer), size_bytes - start)]
     if len(part):
-        await tier.read_into(shard.key, start, part)
+        await tier.read_into(key, start, part)
     return part

@@ -10,6 +10,7 @@ from surefoot.agent.books import Books
 from surefoot.core.documents import Fields, unseal
 from surefoot.core.layout import (
     COMMITS,
+    FROZEN,
     GENERATIONS,
     PLANS,
     QUARANTINE,
@@ -28,6 +29,7 @@ from surefoot.core.layout import (
 from surefoot.core.lineage import Cuts, counts, cuts
 from surefoot.core.manifest import Generation, Manifest, RunRecord
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError, TierError
+from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.problems import Findings, Problem
 from surefoot.tiers.base import Tier
 
@@ -54,6 +56,8 @@ class Survey:
     """Steps whose manifest is there, but not whole."""
     sizes: Mapping[str, int]
     """Size of every object under steps/, by key."""
+    frozen: Mapping[str, int]
+    """Size of every object under frozen/, by key."""
     plans: frozenset[str]
     quarantined: Mapping[str, str]
     """Objects that must not be used again, with the reason."""
@@ -116,6 +120,7 @@ class _Surveyor:
         # Commits BEFORE shards: a commit found here has its shards already.
         commits = await self._commits()
         sizes = {e.key: e.size_bytes for e in await self._findings.listing(self._tier, STEPS)}
+        frozen = {e.key: e.size_bytes for e in await self._findings.listing(self._tier, FROZEN)}
         manifests, damaged = await self._manifests(commits, sizes, all_commits)
         plans = [parse_plan(entry.key) for entry in await self._findings.listing(self._tier, PLANS)]
         quarantined = await self._quarantined()
@@ -132,6 +137,7 @@ class _Surveyor:
             manifests=manifests,
             damaged=damaged,
             sizes=sizes,
+            frozen=frozen,
             plans=frozenset(plan for plan in plans if plan is not None),
             quarantined=quarantined,
             problems=self._findings.problems,
@@ -190,6 +196,7 @@ def quarantine_reason(found: Survey, manifest: Manifest) -> str | None:
     """Why a checkpoint must not be used again; None if nothing is known against it."""
     suspects = [manifest.key, *(shard.key for shard in manifest.shards), plan_key(manifest.plan)]
     suspects.append(f"plan-of-step-{manifest.at.step}")
+    suspects += [file.key for file in needed_files(manifest)]
     return next((f"{key}: {found.quarantined[key]}" for key in suspects if key in found.quarantined), None)
 
 

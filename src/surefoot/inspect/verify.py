@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from surefoot.agent.books import Books
-from surefoot.core.layout import EVENTS, StepId, commit_key, generation_key, plan_key
+from surefoot.core.frozen import FrozenFile
+from surefoot.core.layout import EVENTS, StepId, commit_key, frozen_index_key, generation_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
 from surefoot.inspect.checkpoints import resolve
+from surefoot.inspect.frozen import check_frozen, check_index, image_of, needed_files
 from surefoot.inspect.ledger import committed_steps, missing_commits
 from surefoot.inspect.problems import Findings, Problem
 from surefoot.inspect.progress import Progress, Silent
@@ -31,7 +34,7 @@ class Verdict:
     checkpoints: int
     """Checkpoints read through."""
     size_bytes: int
-    """Bytes of their shards."""
+    """Bytes of their shards, and of the frozen files that they name, each once."""
 
     @property
     def ok(self) -> bool:
@@ -70,10 +73,13 @@ class _Verification:
         await self._check_commits(found, ledger=wanted is None)
         chosen = self._chosen(found, wanted)
         plans = await self._plans({m.plan for m in chosen} | (found.plans if wanted is None else set()))
-        size_bytes = sum(m.size_bytes for m in chosen)
+        frozen = _named_frozen(chosen)
+        size_bytes = sum(m.size_bytes for m in chosen) + sum(file.size_bytes for file in frozen)
         self._progress.start(size_bytes)
         for manifest in chosen:
             await self._check_checkpoint(manifest, plans.get(manifest.plan))
+        for file, naming in frozen.items():
+            await self._check_frozen(file, naming, plans)
         return Verdict(self._findings.problems, len(chosen), size_bytes)
 
     # ------------------------------------------------------------------ documents
@@ -173,11 +179,32 @@ class _Verification:
             await findings.attempt(shard.key, check_shard(self._tier, shard, plan, self._progress))
             await findings.attempt(shard.ack, check_ack(self._tier, shard))
 
+    async def _check_frozen(self, file: FrozenFile, naming: list[Manifest], plans: Mapping[str, Plan]) -> None:
+        """A frozen file, once for all checkpoints that name it."""
+        findings = Findings()
+        images = (image_of(file, manifest, plans.get(manifest.plan)) for manifest in naming)
+        image = next((image for image in images if image is not None), None)
+        digests = await findings.attempt(file.key, check_frozen(self._tier, file, image, self._progress))
+        key = frozen_index_key(file.xxh3_128)
+        await findings.attempt(key, check_index(self._tier, file, image, digests))
+        if findings.problems and any([await self._still_stands(manifest) for manifest in naming]):
+            for problem in findings.problems:
+                self._findings.add(problem.object, problem.what, fault=problem.fault)
+
     async def _still_stands(self, manifest: Manifest) -> bool:
         """False if retention gave the checkpoint up while it was read."""
         unread = Findings()
         now = await unread.attempt(manifest.key, self._books.manifest(manifest.at))
         return bool(unread.problems) or (now is not None and now.retired is None)
+
+
+def _named_frozen(manifests: Sequence[Manifest]) -> dict[FrozenFile, list[Manifest]]:
+    """Frozen files, each with the checkpoints that name it."""
+    named: dict[FrozenFile, list[Manifest]] = {}
+    for manifest in manifests:
+        for file in needed_files(manifest):
+            named.setdefault(file, []).append(manifest)
+    return named
 
 
 def _committed_parents(found: Survey) -> dict[StepId, int]:

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from surefoot.clock import boot_s
 from surefoot.core.frozen import BLOCK_BYTES, MIN_FROZEN_BYTES
 from surefoot.tensor_hash import TensorHash, block_hash
-from surefoot.trainer.flatten import Flat
+from surefoot.trainer.flatten import Flat, NamedTensor
 from surefoot.trainer.frozen_bytes import beside_the_training, chunks, read
-from surefoot.trainer.sharded import local_of
 
 _HEAD_BYTES = 4096
 """An average of weights changes nearly everywhere, so a few bytes of it will do."""
@@ -46,31 +43,6 @@ class Known:
     """Hash of the first bytes."""
 
 
-def resting_addresses(
-    modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], others: Iterable[torch.Tensor]
-) -> frozenset[int]:
-    """Addresses of parameters that nothing registered changes.
-
-    Args:
-        modules: the registered ones.
-        optimizers: the registered ones.
-        others: tensors that are registered by themselves: the script changes them.
-    """
-    resting: dict[int, torch.Tensor] = {}
-    moving: set[int] = {_storage(tensor) for tensor in others}
-    for module in modules:
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                moving.add(_storage(parameter))
-            else:
-                resting[id(parameter)] = parameter
-        # BatchNorm's statistics and their like.
-        moving.update(_storage(buffer) for buffer in module.buffers())
-    for optimizer in optimizers:
-        moving.update(_storage(tensor) for group in optimizer.param_groups for tensor in group["params"])
-    return frozenset(local_of(p).data_ptr() for p in resting.values() if _storage(p) not in moving)
-
-
 class FrozenLeaves:
     """Called by the training thread, but for `hash` and `known`, which any thread may call."""
 
@@ -91,17 +63,20 @@ class FrozenLeaves:
 
     def mark(self, flat: Flat, resting: frozenset[int]) -> Flat:
         """The same state with its frozen leaves marked; watches those that have been hashed."""
+        if not resting:
+            self.live = {}
+            return flat
         found = {
             named.name: named.tensor
             for named in flat.tensors
-            if named.tensor.numel() and named.tensor.data_ptr() in resting and named.name not in self._moving
+            if named.tensor.data_ptr() in resting and named.name not in self._moving
         }
         self.live = found = self._watch(found)
         if sum(tensor.nbytes for tensor in found.values()) < MIN_FROZEN_BYTES:
             self.live = {}
         if not self.live:
             return flat
-        return replace(flat, tensors=[replace(one, frozen=True) if one.name in found else one for one in flat.tensors])
+        return replace(flat, tensors=[_frozen(one) if one.name in found else one for one in flat.tensors])
 
     def look_again(self) -> bool:
         """One more sample of what was marked. False if something changed: the marks are no longer right."""
@@ -225,13 +200,13 @@ def _is_same(found: Mapping[str, torch.Tensor], known: Mapping[str, Known], name
     return block_hash(data) == known[name].blocks[number]
 
 
+def _frozen(one: NamedTensor) -> NamedTensor:
+    return NamedTensor(one.name, one.tensor, one.spread, one.place, frozen=True)
+
+
 def _head(tensor: torch.Tensor) -> int:
     return block_hash(read(tensor, 0, min(_HEAD_BYTES, tensor.nbytes)))
 
 
 def _num_blocks(tensor: torch.Tensor) -> int:
     return -(-tensor.nbytes // BLOCK_BYTES)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return local_of(tensor).untyped_storage().data_ptr()

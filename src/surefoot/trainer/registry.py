@@ -16,9 +16,9 @@ from surefoot.trainer import rng
 from surefoot.trainer.data import Position, shield
 from surefoot.trainer.flatten import Flat, NamedTensor, uncollected
 from surefoot.trainer.frozen import Frozen
-from surefoot.trainer.frozen_leaves import resting_addresses
 from surefoot.trainer.loader_state import keeper_of
 from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep, optimizers_in
+from surefoot.trainer.resting import Resting
 from surefoot.trainer.restore import MappedImage, load
 from surefoot.trainer.shortcut import Replicated, Shortcut
 from surefoot.trainer.tensors import digest
@@ -41,6 +41,7 @@ class Registry:
         self._names: dict[int, str] | None = None
         """Of parameters, by identity; only while one flattening or loading lasts, and empty until asked for."""
         self.frozen = Frozen(warn)
+        self._resting = Resting()
 
     def register(self) -> None:
         """Take in what the user named.
@@ -65,7 +66,7 @@ class Registry:
         """All state as of now; its tensors alias the live ones."""
         with uncollected(), self._one_naming():
             flat = self._shortcut.flatten(self._kept, self._replicated, self._parameter_names)
-            return self.frozen.mark(flat, self._resting())
+            return self.frozen.mark(flat, self._resting_addresses())
 
     def _replicated(self) -> Replicated:
         ddp = [value for value in self._objects.values() if isinstance(value, DistributedDataParallel)]
@@ -84,10 +85,10 @@ class Registry:
         """Hash of a tensor, to compare it between ranks."""
         return self.frozen.digest(named) if named.frozen else digest(named.tensor)
 
-    def _resting(self) -> frozenset[int]:
-        modules = [kept.module for kept in self._kept.values() if isinstance(kept, KeptModule)]
+    def _resting_addresses(self) -> frozenset[int]:
+        modules = {name: kept.module for name, kept in self._kept.items() if isinstance(kept, KeptModule)}
         tensors = [value for value in self._objects.values() if isinstance(value, torch.Tensor)]
-        return resting_addresses(modules, self.optimizers(), tensors)
+        return self._resting.addresses(modules, self._shortcut.walked, self.optimizers(), tensors)
 
     def optimizers(self) -> list[Optimizer]:
         """Every optimizer that the user named, alone or in a list or dict."""
