@@ -89,7 +89,7 @@ class Position:
         if self._own_generators is not None:
             state["generators"] = self._own_generators
         if self._seen:
-            state["seen"] = {"marks": list(self._seen), "ranks": _ranks()}
+            state["seen"] = {"marks": list(self._seen), "ranks": self._ranks()}
         return state
 
     def load(self, state: dict[str, Any]) -> None:
@@ -183,6 +183,10 @@ class Position:
             )
         return items
 
+    def _ranks(self) -> list[int]:
+        here = [dist.get_rank(), dist.get_world_size()] if dist.is_available() and dist.is_initialized() else [0, 1]
+        return [*here, *self._samplers.shares()]
+
     def _set_epoch(self) -> None:
         parts = [self._loader, *self._samplers.samplers, getattr(self._loader, "dataset", None)]
         done: set[Any] = set()
@@ -209,7 +213,7 @@ class Position:
         self._own, self._own_generators = state.get("own"), state.get("generators")
         seen = state.get("seen", {"marks": [], "ranks": []})
         # Another number of ranks has other shares of the same batches.
-        self._seen = deque(seen["marks"] if seen["ranks"] == _ranks() else [], maxlen=_COMPARED)
+        self._seen = deque(seen["marks"] if seen["ranks"] == self._ranks() else [], maxlen=_COMPARED)
         self._over = state.get("over", False)
         if self._keeper is not None and self._own is not None:
             return self._from_own_state()
@@ -301,12 +305,6 @@ class Position:
 def _mark(item: Any) -> int:
     """A number to know a batch's samples by."""
     return crc32(repr(item).encode())
-
-
-def _ranks() -> list[int]:
-    if dist.is_available() and dist.is_initialized():
-        return [dist.get_rank(), dist.get_world_size()]
-    return [0, 1]
 
 
 def _length(loader: Any) -> int | None:

@@ -30,6 +30,16 @@ class SamplerState:
         """True if one of the samplers is the script's own."""
         return any(not f"{type(sampler).__module__}.".startswith(_OURS) for sampler in self.samplers)
 
+    def shares(self) -> list[int]:
+        """Rank and number of ranks that samplers of global batches go by, which a script may set."""
+        return [
+            getattr(sampler, name)
+            for sampler in self.samplers
+            if callable(getattr(sampler, "iter_from", None))
+            for name in ("rank", "world_size")
+            if type(getattr(sampler, name, None)) is int
+        ]
+
     def capture(self) -> dict[str, Any]:
         return {
             "generators": self.capture_generators(),
