@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from surefoot.core.plan import Plan
 from surefoot.errors import SurefootError
+from surefoot.trainer.flatten import Flat
 
 
 class Net(nn.Module):
@@ -164,6 +165,32 @@ def saved_while_whole(directory: str) -> dict[str, Any]:
         train(model, optimizer, range(2, 4))
         ends.append(local_bits(model, optimizer))
     return {"whole": whole, "names": sorted({item.leaf for item in plan.items}), "ends": ends}
+
+
+def looked_at_each_step() -> dict[str, Any]:
+    """A state looked at after each step, by one registry and by a new one each time; evaluated in between."""
+    torch.manual_seed(1)
+    model = net("unsharded")
+    optimizer = OPTIMIZERS["adamw"](model)
+    registry = registered(model=model, optimizer=optimizer)
+    walked, equal = [], []
+    for step in range(6):
+        train(model, optimizer, range(step, step + 1))
+        if step == 4:
+            with torch.no_grad():
+                model(torch.arange(5))
+        flat = registry.flatten()
+        walked.append(list(registry._shortcut.walked))
+        fresh = registered(model=model, optimizer=optimizer).flatten()
+        equal.append(_seen(flat) == _seen(fresh))
+    return {"walked": walked, "equal": equal}
+
+
+def _seen(flat: Flat) -> Any:
+    tensors = [
+        (t.name, t.spread, t.place, t.tensor.data_ptr(), t.tensor.stride(), bits(t.tensor)) for t in flat.tensors
+    ]
+    return tensors, flat.values, flat.structure, flat.signature()
 
 
 def replicas_that_differ(directory: str) -> dict[str, Any]:

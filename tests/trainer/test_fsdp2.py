@@ -72,6 +72,14 @@ def test_a_save_while_the_parameters_are_gathered(tmp_path: Path) -> None:
         assert answer["ends"][0] == answer["ends"][1]
 
 
+def test_sharded_state_is_walked_only_when_it_may_have_changed() -> None:
+    """Steps change values only; optimizer state born, and parameters gathered for an evaluation, are seen."""
+    for answer in on_ranks(2, scenes.looked_at_each_step):
+        assert answer["equal"] == [True] * 6
+        assert answer["walked"][1:4] == [[], [], []]
+        assert "model" in answer["walked"][4]
+
+
 def test_replicas_that_differ_are_kept_by_each_rank(tmp_path: Path) -> None:
     """A copy that is not one is named, and nobody's bits are lost."""
     for answer in on_ranks(4, scenes.replicas_that_differ, str(tmp_path)):
