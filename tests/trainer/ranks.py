@@ -21,7 +21,10 @@ from surefoot.trainer.restore import MappedImage, map_image
 from surefoot.trainer.tensors import box_view, copy_all, memory_view
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "fsdp_scenes"])
+# Forked, not imported anew by each rank: what FSDP2 imports when it is first used, too.
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+)
 _PATIENCE_S = 240.0
 
 
