@@ -7,10 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from lora import Lora
-
-TOTAL = 24
-"""Steps of the run that nothing disturbs."""
+from lora import TOTAL, Lora
 
 
 @pytest.fixture

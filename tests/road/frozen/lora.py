@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).with_name("lora_job.py")
+TOTAL = 24
+"""Steps of the run that nothing disturbs."""
 WITHIN_S = 180.0
 """Bound on every wait: far more than any of them needs."""
 
@@ -27,6 +29,8 @@ class Lora:
         self.run = place / "run"
         self.memory = Path(tempfile.mkdtemp(prefix="sff-", dir="/dev/shm"))
         self.log = place / "log"
+        self.script = SCRIPT
+        self.within_s = WITHIN_S
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *launcher: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -42,7 +46,7 @@ class Lora:
         }
         with (self.place / "output").open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *launcher, str(SCRIPT), json.dumps(options)],
+                [sys.executable, *launcher, str(self.script), json.dumps(options)],
                 env=env,
                 stdout=output,
                 stderr=output,
@@ -67,7 +71,7 @@ class Lora:
         self.until(lambda: not list(self._users()), "the end of every process")
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        end_s = time.monotonic() + WITHIN_S
+        end_s = time.monotonic() + self.within_s
         while not condition():
             assert time.monotonic() < end_s, f"waited in vain for {what}:\n{self.output}"
             time.sleep(0.02)

@@ -2,7 +2,8 @@
 
     python lora_job.py OPTIONS
 
-OPTIONS are JSON: to, total, log, seed (of the base), and what a test wants beside: mib, disk, average, touch, ddp.
+OPTIONS are JSON: to, total, log, seed (of the base), and what a test wants beside: mib, disk, average, touch, thaw,
+thawed, by_restart, ddp.
 Writes one JSON line for its start and one for each step to the log.
 """
 
@@ -50,6 +51,12 @@ class Lora(nn.Module):
         return x
 
 
+def thaw(model: Lora, optimizer: torch.optim.Optimizer) -> None:
+    """From here on a layer of the base is trained, too."""
+    model.base[0].weight.requires_grad_(True)
+    optimizer.add_param_group({"params": [model.base[0].weight]})
+
+
 def digest(tensors: Any) -> str:
     whole = xxhash.xxh3_128()
     for tensor in tensors:
@@ -70,17 +77,27 @@ def main(options: dict[str, Any]) -> None:
     trained = [parameter for parameter in inner.parameters() if parameter.requires_grad]
     model = DistributedDataParallel(inner) if ranks else inner
     objects: dict[str, Any] = {"model": model, "optimizer": torch.optim.AdamW(trained, lr=1e-2)}
+    if options.get("thawed"):
+        thaw(inner, objects["optimizer"])
     average = nn.Linear(2048, 2048, bias=False).requires_grad_(False) if options.get("average") else None
     if average is not None:
         nn.init.zeros_(average.weight)
         objects["average"] = average
+
+    def mean() -> float | None:
+        return None if average is None else float(average.weight[3, 3])
 
     def say(**line: Any) -> None:
         with Path(options["log"]).open("a") as log:
             log.write(json.dumps({"rank": rank, **line}) + "\n")
 
     with surefoot.Run(options.get("to"), disk=options.get("disk", ()), grace_s=60.0, **objects) as run:
-        say(begins=run.step, base=digest(frozen), average=average is not None and float(average.weight[3, 3]))
+        say(
+            pid=os.getpid(),
+            begins=run.step,
+            base=digest(frozen),
+            average=mean(),
+        )
         for step in run.steps(options["total"]):
             tokens = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(100 * step + rank))
             loss = model(tokens).square().mean()
@@ -91,8 +108,10 @@ def main(options: dict[str, Any]) -> None:
                 average.weight += 1
             if step + 1 == options.get("touch"):
                 inner.base[1].weight *= 2
+            if step + 1 == options.get("thaw"):
+                thaw(inner, objects["optimizer"])
             say(step=step + 1, loss=loss.item().hex(), trained=digest(trained))
-    say(ends=run.step, base=digest(frozen), average=average is not None and float(average.weight[3, 3]))
+    say(ends=run.step, base=digest(frozen), average=mean())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from lora import Lora, flip
+from lora import TOTAL, Lora, flip
 from safetensors.torch import load_file
 
 from surefoot.agent.books import Books
@@ -22,6 +23,7 @@ from surefoot.inspect.checkpoints import Checkpoint, checkpoints
 from surefoot.inspect.detail import RunDetail, run_detail
 from surefoot.inspect.survey import survey
 from surefoot.inspect.verify import Verdict, verify
+from surefoot.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
 MIB = 1024 * 1024
@@ -194,6 +196,70 @@ def test_two_ranks_save_the_base_once(lora: Lora) -> None:
     assert {start["base"] for start in lora.starts()} == {lora.starts()[0]["base"]}
     assert [start["begins"] for start in lora.starts()[2:]] == [8, 8]
     assert len(lora.frozen()) == 2
+
+
+def test_a_killed_worker_resumes_from_memory_with_the_saved_base(lora: Lora, undisturbed: Lora) -> None:
+    """A trainer that is started again and makes another base: the step comes from memory, the base from the run."""
+    supervised = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-restarts", "3")
+    process = lora.start(*supervised, to=None, total=TOTAL, by_restart=5)
+    lora.until(lambda: lora.frozen() and any(step > 3 for step in lora.commits()), "a checkpoint")
+    os.kill(lora.starts()[0]["pid"], signal.SIGKILL)
+    assert process.wait(lora.within_s) == 0, lora.output
+    lora.until_quiet()
+    assert lora.events("resumed")[-1]["tier"] == "ram"
+    assert len(lora.events("frozen_loaded")) == 1
+    assert len(lora.events("frozen_saved")) == 1
+    _resumed_like(lora, undisturbed, TOTAL)
+
+
+def test_a_killed_agent_is_told_again_and_saves_nothing_twice(lora: Lora) -> None:
+    """The agent that replaces another goes on with the frozen file that is there, and the run with its saves."""
+    process = lora.start(total=100_000)
+    lora.until(lambda: lora.frozen() and any(step > 3 for step in lora.commits()), "a checkpoint")
+    before = lora.commits()[-1]
+    (lock,) = lora.memory.glob("*.lock")
+    os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+    lora.until(lambda: len(lora.events("agent_started")) == 2 and lora.commits()[-1] > before + 1, "a later checkpoint")
+    lora.kill(process)
+    assert len(lora.events("frozen_saved")) == 1
+    assert len(lora.frozen()) == 1
+
+
+def test_a_layer_that_is_trained_from_some_step_on(lora: Lora) -> None:
+    """Thawed in mid-run: from the next plan on it is in the shards, with its optimizer's state, and comes back."""
+    lora.play(total=12, thaw=5)
+    (shard,) = (lora.run / "steps").glob("00000012-*/*.safetensors")
+    thawed = load_file(shard)["model.base.0.weight"]
+    assert "optimizer.state.model.base.0.weight.exp_avg" in load_file(shard)
+    record = json.loads((lora.run / "commits" / f"{shard.parent.name}.json").read_text())["body"]["shards"][0]["record"]
+    frozen = load_file(lora.run / "frozen" / f"{record['frozen']['xxh3_128']}.safetensors")
+    assert "model.base.0.weight" not in frozen
+    assert len(frozen) == 16
+    base = lora.lines()[-1]["base"]
+    lora.play(total=13, thawed=True, seed=5)
+    assert (lora.starts()[-1]["begins"], lora.starts()[-1]["base"]) == (12, base)
+    assert thawed.any()
+
+
+def test_a_layer_that_the_script_changes_by_hand(lora: Lora) -> None:
+    """Doubled once behind everybody's back: named, saved with every step from there, and back after a restart."""
+    lora.play(total=30, touch=6)
+    assert any("model.base.1.weight is frozen" in event["what"] for event in lora.events("warning"))
+    base = lora.lines()[-1]["base"]
+    assert base != lora.starts()[0]["base"]
+    lora.play(total=31, seed=5)
+    assert (lora.starts()[-1]["begins"], lora.starts()[-1]["base"]) == (30, base)
+
+
+def test_a_bucket_has_the_base_too(lora: Lora, s3_env: S3Server, undisturbed: Lora) -> None:
+    """On an object store the base is one object; a restart with another base reads it from there."""
+    uri = s3_env.url("lora")
+    lora.play(to=uri, total=8)
+    lora.play(to=uri, total=12, seed=5)
+    (loaded,) = lora.events("frozen_loaded")
+    assert loaded["tier"] == "object"
+    assert lora.starts()[-1]["begins"] == 8
+    _resumed_like(lora, undisturbed, 12)
 
 
 @pytest.mark.parametrize("seed", [0, 5])
