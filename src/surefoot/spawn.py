@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,23 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
     Raises:
         SurefootError: it could not start; the error is the agent's own.
     """
+    end_s = boot_s() + READY_WITHIN_S
+    while True:
+        process, answer = _try_spawn(config, end_s)
+        if answer is not None:
+            break
+        # One that was killed from outside says nothing about the next one; one that ends by itself will end again.
+        if process.wait() != -signal.SIGKILL or boot_s() > end_s:
+            raise AgentError("the agent ended before it was ready; what it printed says why")
+    if "error" in answer:
+        process.wait()
+        kind = getattr(errors, str(answer.get("kind")), AgentError)
+        raise kind(answer["error"])
+    return process, answer
+
+
+def _try_spawn(config: AgentConfig, end_s: float) -> tuple[subprocess.Popen[bytes], dict[str, Any] | None]:
+    """A new agent, and what it said when it was ready; None if it ended before."""
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
@@ -53,14 +71,9 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
         os.close(writer)
     _started.append(process)
     try:
-        answer = _first_line(reader, READY_WITHIN_S)
+        return process, _first_line(reader, end_s)
     finally:
         os.close(reader)
-    if "error" in answer:
-        process.wait()
-        kind = getattr(errors, str(answer.get("kind")), AgentError)
-        raise kind(answer["error"])
-    return process, answer
 
 
 def find_or_spawn(config: AgentConfig, key: str) -> dict[str, Any]:
@@ -107,16 +120,16 @@ def _serves(socket_path: str) -> bool:
     return True
 
 
-def _first_line(fd: int, within_s: float) -> dict[str, Any]:
-    end_s = boot_s() + within_s
+def _first_line(fd: int, end_s: float) -> dict[str, Any] | None:
+    """What is written up to the first end of a line; None if the writer ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         ready, _, _ = select.select([fd], [], [], max(0.0, end_s - boot_s()))
         if not ready:
-            raise AgentError(f"the agent did not get ready within {within_s:.0f} s")
+            raise AgentError(f"the agent did not get ready within {READY_WITHIN_S:.0f} s")
         part = os.read(fd, 65536)
         if not part:
-            raise AgentError("the agent ended before it was ready; what it printed says why")
+            return None
         data += part
     answer: dict[str, Any] = json.loads(data)
     return answer

@@ -173,8 +173,12 @@ class Supervisor:
     def _start_agent(self) -> None:
         self._agent, self._answer = spawn_agent(self._config)
         self._agent_since_s = boot_s()
-        self._link = wire.connect(self._answer["socket"], 10.0)
-        wire.send(self._link, {"role": "supervisor"})
+        try:
+            self._link = wire.connect(self._answer["socket"], 10.0)
+        except OSError:
+            # It has ended since; the next look finds that.
+            return
+        self._tell({"role": "supervisor"})
         if self._torchrun is not None:
             self._tell({"op": "torchrun", "pid": self._torchrun.pid})
         if self._noticed is not None:
