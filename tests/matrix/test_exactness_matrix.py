@@ -1,0 +1,72 @@
+"""The resumed run is the same run: ways to train × kinds of training × events, each cell by itself.
+
+Where torch itself has no such combination the nearest is taken, and said: `matrix_modes`, `matrix_kinds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from matrix_runs import EVENTS, RANKS, STEPS, Played, both
+
+from surefoot.scenario.verdict import judge
+
+_KINDS = (
+    "adamw",
+    "fused",
+    "sgd",
+    "two_optimizers",
+    "accumulation",
+    "scaler",
+    "ema",
+    "batchnorm",
+    "frozen_mid_run",
+    "in_backward",
+)
+Get = Callable[[str, str | None], Played]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("mode", RANKS)
+def test_a_cell(played: Get, mode: str, event: str, kind: str) -> None:
+    """Samples, every bit of every loss, redone steps too, and all weights and optimizer state at the end: the same."""
+    disturbed, undisturbed = played(mode, event), played(mode, None)
+    lines = both(disturbed, undisturbed, kind)
+    verdict = judge(lines, disturbed.outcome.strikes, steps=STEPS, num_ranks=RANKS[mode])
+    assert verdict.problems == ()
+    assert verdict.bit_identical
+    ends, wanted = disturbed.ends(kind), undisturbed.ends(kind)
+    assert sorted(ends) == list(range(RANKS[mode]))
+    differing = [(rank, path) for rank in wanted for path in wanted[rank] if ends[rank].get(path) != wanted[rank][path]]
+    assert differing == []
+    assert ends == wanted
+
+
+@pytest.mark.parametrize("mode", RANKS)
+def test_the_jobs_are_what_they_claim(played: Get, mode: str) -> None:
+    """Three evictions in one epoch; each kill makes an attempt; a scaler that skips; copies behind the next step."""
+    evicted, killed = played(mode, "evict"), played(mode, "kill_worker")
+    first_epoch = {line["attempt"] for line in evicted.steps if line["epoch"] == 0}
+    assert len(first_epoch) == 4
+    assert [strike.exit_code for strike in evicted.outcome.strikes] == [75, 75, 75]
+    assert len({line["attempt"] for line in killed.steps}) == 3
+    for job in (evicted, killed, played(mode, None)):
+        scales = [line["bits"]["scaler"].split("-")[1] for line in job.steps if line["rank"] == 0]
+        assert len(set(scales)) > 2
+        behind = [line["behind"] for line in job.steps if line["behind"]]
+        assert len(behind) > STEPS // 2
+        assert min(behind) > 1 << 20
+
+
+def test_the_cells_can_fail(played: Get) -> None:
+    """One step's loss of one kind changed by one bit is found, and named."""
+    undisturbed = played("plain", None)
+    lines = undisturbed.of_kind("adamw", "disturbed")
+    flipped = int(lines[17].loss_bits, 16) ^ 1
+    lines[17] = replace(lines[17], loss_bits=f"{flipped:08x}")
+    verdict = judge([*lines, *undisturbed.of_kind("adamw", "undisturbed")], (), steps=STEPS, num_ranks=1)
+    assert not verdict.bit_identical
+    assert "step 17" in verdict.problems[0]
