@@ -28,7 +28,8 @@ class Watched:
 
     @property
     def boundary(self) -> Boundary:
-        assert self.run._session is not None and self.run._session._boundary is not None
+        assert self.run._session is not None
+        assert self.run._session._boundary is not None
         return self.run._session._boundary
 
     def steps(self, total: int, tensors: Callable[[], dict[str, torch.Tensor]]) -> Iterator[int]:
