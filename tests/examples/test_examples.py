@@ -1,0 +1,96 @@
+"""The examples as their readers start them: evicted, started again, and the same as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from surefoot.exits import EVICTED, FINISHED
+from surefoot.scenario.processes import MARK_VARIABLE, find_marked, kill_marked
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_STEPS = {"plain_loop": 200, "lora": 60, "fsdp2": 60}
+_EVICT_AT = 20
+_ENDS_WITHIN_S = 240.0
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sf-test-") as path:
+        yield Path(path)
+
+
+def _command(name: str, to: Path) -> list[str]:
+    """As the example's own first lines say."""
+    script = [str(_EXAMPLES / f"{name}.py"), "--steps", str(_STEPS[name])]
+    if name == "plain_loop":
+        return [sys.executable, *script, "--to", str(to)]
+    ranks = ["--nproc", "2"] if name == "fsdp2" else []
+    return [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(to), *ranks, *script]
+
+
+def _run(name: str, to: Path, memory: Path, *, evict_at: int | None = None) -> tuple[int, dict[int, str]]:
+    """Run to the end; with `evict_at`, SIGTERM to what was started once that step is told. Losses by step."""
+    mark = f"{memory.name}-{to.name}"
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "SUREFOOT_SHM": str(memory),
+        "XDG_STATE_HOME": str(memory),
+        MARK_VARIABLE: mark,
+    }
+    process = subprocess.Popen(
+        _command(name, to), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    assert process.stdout is not None
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if evict_at is not None and line.startswith(f"step {evict_at}:"):
+                process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=_ENDS_WITHIN_S)
+        left = find_marked(mark)
+    finally:
+        kill_marked(mark)
+        process.wait()
+    text = "".join(said)
+    assert left == [], text
+    assert code in (EVICTED, FINISHED), text
+    return code, {int(step): loss for step, loss in re.findall(r"^step (\d+): loss (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("name", _STEPS)
+def test_an_example_survives(name: str, memory: Path, tmp_path: Path) -> None:
+    """Every loss that it tells, of both starts, is that of an undisturbed run, and each is told once."""
+    total = _STEPS[name]
+    code, before = _run(name, tmp_path / "run", memory, evict_at=_EVICT_AT)
+    assert code == EVICTED
+    assert max(before) < total
+    code, after = _run(name, tmp_path / "run", memory)
+    assert code == FINISHED
+    assert min(after) == max(before) + 10
+    code, undisturbed = _run(name, tmp_path / "undisturbed", memory)
+    assert code == FINISHED
+    assert max(undisturbed) == total
+    assert before | after == undisturbed
+    if name == "lora":
+        _check_base(tmp_path / "run")
+
+
+def _check_base(run: Path) -> None:
+    """The base was saved once and apart, and the shards are small."""
+    (base,) = run.glob("frozen/*.safetensors")
+    assert base.stat().st_size > 16 * MIB
+    shards = list(run.glob("steps/*/rank-*.safetensors"))
+    assert shards
+    assert max(shard.stat().st_size for shard in shards) < MIB
