@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,9 @@ def play(mode: str, event: str | None, place: Path) -> Played:
     """
     lines, ranks = place / "lines", RANKS[mode]
     lines.mkdir()
-    events = EVENTS[event] if event is not None else ()
+    wanted = EVENTS[event] if event is not None else ()
+    # Now one rank is watched, and killed, now the other.
+    events = [replace(one, rank=number % ranks) for number, one in enumerate(wanted)]
     supervisor = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(place / "run"), "--nproc", str(ranks)]
     options = {"--mode": mode, "--steps": STEPS, "--workers": WORKERS[event], "--log": lines}
     # A socket's path is short; a test's own directory may not be.

@@ -54,6 +54,7 @@ def test_the_jobs_are_what_they_claim(played: Get, mode: str) -> None:
     assert [strike.exit_code for strike in evicted.outcome.strikes] == [75, 75, 75]
     assert len({line["attempt"] for line in killed.steps}) == 3
     for job in (evicted, killed, played(mode, None)):
+        assert {kind for line in job.steps for kind in line["bits"]} == set(_KINDS)
         scales = [line["bits"]["scaler"].split("-")[1] for line in job.steps if line["rank"] == 0]
         assert len(set(scales)) > 2
         behind = [line["behind"] for line in job.steps if line["behind"]]
