@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_kills_a_worker_inside_each_phase(memory: Path, tmp_path: Path) -> None:
     assert [strike.event for strike in outcome.strikes] == events
     late = [s for s in outcome.strikes if s.event.phase in _TRAINER_PHASES]
     assert all(strike.at_step >= strike.event.step for strike in late)
+
+
+def test_the_next_event_waits_for_a_breath(memory: Path, tmp_path: Path) -> None:
+    """Events that are due at once strike one after the other, with so many new steps between as were asked for."""
+    events = [Event(kind=Kind.KILL_WORKER, phase="training", step=20, rank=rank) for rank in (0, 1, 0)]
+    node = _node(memory, tmp_path)
+    outcome = Scenario([node], events, num_ranks=_RANKS, breath_steps=7).run()
+    assert outcome.problems == ()
+    steps = [strike.at_step for strike in outcome.strikes]
+    assert all(later - earlier >= 7 for earlier, later in pairwise(steps))
 
 
 def test_kills_an_agent_inside_each_phase(memory: Path, tmp_path: Path) -> None:

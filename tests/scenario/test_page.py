@@ -31,11 +31,12 @@ from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Verdict
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_STEPS, _RANKS = 40, 2
+_STEPS, _RANKS = 80, 2
 _EVENTS = (
     Event(kind=Kind.EVICT, phase="training", step=10),
-    Event(kind=Kind.KILL_AGENT, phase="idle", step=16),
     Event(kind=Kind.KILL_WORKER, phase="training", step=28, rank=1),
+    # Between two saves, for which it may have to wait: so with room behind it.
+    Event(kind=Kind.KILL_AGENT, phase="idle", step=36),
 )
 _VOID = {"meta", "link"}
 
@@ -249,7 +250,7 @@ def test_what_is_written_by_hand_with_care_survives_these_events(demo: DemoResul
     told = _peer(demo, "hand_written")
     assert told["problems"] == []
     assert (told["bit_identical"], told["first_difference"]) == (True, None)
-    evict, agent, kill = told["events"]
+    evict, kill, agent = told["events"]
     assert agent == {"event": "kill_agent", "skipped": "no such process"}
     assert (evict["event"], evict["redone_steps"]) == ("evict", 0)
     assert evict["resumed_from"] >= evict["at_step"]
@@ -289,8 +290,8 @@ def test_the_other_ways_are_on_the_page(demo: DemoResult, page: str) -> None:
         first = "none" if peer["first_difference"] is None else f"step {peer['first_difference']}"
         saves = f"{peer['checkpoints']} / {len(peer['unusable'])}"
         assert row[1:] == [str(peer["redone_steps"]), first, f"{peer['seconds_lost']:.1f}", saves]
-    side = _Reader(page).tables["side-by-side"][2]
-    assert side == ["2. kill_agent", side[1], "no such process", "no such process"]
+    side = _Reader(page).tables["side-by-side"][3]
+    assert side == ["3. kill_agent", side[1], "no such process", "no such process"]
 
 
 def test_only_logs_page_and_output_are_kept(demo: DemoResult) -> None:

@@ -25,7 +25,7 @@ from surefoot.home import base_directory
 from surefoot.s3_server import S3Server
 from surefoot.scenario import stalls
 from surefoot.scenario.curves import quantile, step_times
-from surefoot.scenario.engine import Outcome, Scenario, View
+from surefoot.scenario.engine import BREATH_STEPS, Outcome, Scenario, View
 from surefoot.scenario.events import Event, Kind, Strike, draw
 from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, gather, read
@@ -167,6 +167,7 @@ class _Stage:
             num_ranks=self._config.ranks,
             newest_durable=lambda: asyncio.run(_newest_durable(uri)),
             look_on=lambda view: look_on(name, view),
+            breath_steps=BREATH_STEPS,
         )
         return scenario.run()
 

@@ -26,6 +26,8 @@ _FAR_LOOK_S = 0.005
 _NEAR_LOOK_S = 0.00002
 _DUMP_S = 3.0
 LINGER_S = 15.0
+BREATH_STEPS = 5
+"""Enough to be past what is still finished after an event: an evicted job leaves a step or two later."""
 _GONE = "gone"
 _BEFORE_THE_FIRST_STEP = ("starting", "restoring")
 
@@ -71,6 +73,8 @@ class Scenario:
         limit_s: how long the whole may take.
         linger_s: how long processes may take to follow their supervisor.
         make_job: what runs a node; another than `Job` for what has no board.
+        breath_steps: how many steps past the last event must be finished before the next one strikes, so that each is
+            seen to be recovered from. 0: it may strike during the recovery.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class Scenario:
         limit_s: float = LIMIT_S,
         linger_s: float = LINGER_S,
         make_job: Callable[[Node], Job] = Job,
+        breath_steps: int = 0,
     ) -> None:
+        self._breath_steps = breath_steps
         self._jobs = [make_job(node) for node in nodes]
         self._events = list(events)
         self._num_ranks = num_ranks
@@ -141,12 +147,12 @@ class Scenario:
                 found.append(strike)
             return strike is not None
 
-        self._until(struck, lambda: _NEAR_LOOK_S if _is_due(job, event) else _FAR_LOOK_S)
+        self._until(struck, lambda: _NEAR_LOOK_S if self._is_due(job, event) else _FAR_LOOK_S)
         return found[0]
 
     def _try(self, job: Job, event: Event) -> Strike | None:
         """Strike if this is the moment, else None."""
-        if _phase(job, event) != event.phase or not _is_due(job, event):
+        if _phase(job, event) != event.phase or not self._is_due(job, event):
             return None
         watched, target = _watched(job, event), _target(job, event)
         if watched is None or target is None:
@@ -160,6 +166,14 @@ class Scenario:
                 return None
             struck_s, pids = wall_s(), self._strike(job, event, target)
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
+
+    def _is_due(self, job: Job, event: Event) -> bool:
+        finished = job.finished()
+        if self._breath_steps and self._strikes and finished < self._strikes[-1].at_step + self._breath_steps:
+            return False
+        # A trainer says how far it is only once it has restored.
+        before = event.phase in _BEFORE_THE_FIRST_STEP
+        return (job.furthest if before else finished) >= event.step
 
     def _strike(self, job: Job, event: Event, target: int) -> list[int]:
         if event.kind is Kind.KILL_ALL:
@@ -241,9 +255,12 @@ class Scenario:
             phases = [job.trainer_phase(rank) for rank in range(self._num_ranks)]
             lines.append(f"{job.node.name}: step {job.finished()}, trainers {phases}, agent {job.agent_phase()}")
             lines += job.describe_members()
-            # Python's fault handler writes where every thread is.
-            for pid in job.members():
-                send(pid, signal.SIGABRT)
+            # Python's fault handler writes where every thread is. All are stopped first: none can see another's end,
+            # and leave because of it without a word.
+            members = job.members()
+            for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):
+                for pid in members:
+                    send(pid, number)
         end_s = boot_s() + _DUMP_S
         while boot_s() < end_s and any(job.members() for job in self._jobs):
             time.sleep(_FAR_LOOK_S)
@@ -279,13 +296,6 @@ def _phase(job: Job, event: Event) -> str:
 
 def _watched(job: Job, event: Event) -> int | None:
     return job.agent_pid() if event.of_agent else job.trainer_pid(event.rank or 0)
-
-
-def _is_due(job: Job, event: Event) -> bool:
-    finished = job.finished()
-    # A trainer says how far it is only once it has restored.
-    before = event.phase in _BEFORE_THE_FIRST_STEP
-    return (job.furthest if before else finished) >= event.step
 
 
 def _target(job: Job, event: Event) -> int | None:

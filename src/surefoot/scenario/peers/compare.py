@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.scenario.engine import Outcome, Scenario, View
+from surefoot.scenario.engine import BREATH_STEPS, Outcome, Scenario, View
 from surefoot.scenario.events import Event, Kind, Strike
 from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, gather, read
@@ -141,6 +141,7 @@ def _train(method: Method, conditions: Conditions, place: Path, look_on: Callabl
         num_ranks=conditions.ranks,
         look_on=look_on,
         patience_s=_PATIENCE_S,
+        breath_steps=BREATH_STEPS,
         make_job=lambda given: TorchrunJob(given, lines, conditions.ranks),
     )
     return scenario.run()
