@@ -20,6 +20,7 @@ from disk_place import DiskPlace
 from surefoot.errors import ObjectMissingError, TierError
 from surefoot.tiers import disk_write
 from surefoot.tiers.disk import DiskTier
+from surefoot.tiers.disk_tree import Tree
 from surefoot.tiers.syscalls import Syscalls
 
 
@@ -92,6 +93,7 @@ import asyncio, os, sys
 from pathlib import Path
 from surefoot.errors import TierDeniedError
 from surefoot.tiers.disk import DiskTier
+from surefoot.tiers.disk_tree import Tree
 
 if os.geteuid() == 0:
     os.setgroups([])
@@ -183,6 +185,36 @@ def test_only_abandoned_temporary_files_are_swept(place: DiskPlace) -> None:
     assert lookalike.read_bytes() == b"somebody's"
     assert on(place, lambda tier: tier.sweep()) == 1
     assert not living.exists()
+
+
+class Swept(Syscalls):
+    """Another process sweeps right after a temporary file was made, before anybody holds its lock."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.names: list[str] = []
+
+    def create(self, name: str, dir_fd: int) -> int:
+        fd = super().create(name, dir_fd)
+        self.names.append(name)
+        if len(self.names) % 2:
+            assert disk_write.sweep(Tree(self._root, Syscalls()), Syscalls()) == 1
+        return fd
+
+
+def test_a_sweeper_that_comes_before_the_lock(tmp_path: Path) -> None:
+    """Each first temporary file is swept away under its maker, the file system's probe included: made again."""
+    swept = Swept(tmp_path)
+
+    async def story() -> None:
+        tier = DiskTier(tmp_path, syscalls=swept)
+        await tier.put_if_absent("run.json", b"{}")
+        await tier.close()
+
+    asyncio.run(story())
+    assert (tmp_path / "run.json").read_bytes() == b"{}"
+    assert len(swept.names) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 class Gated(Syscalls):

@@ -169,17 +169,19 @@ def probe(tree: Tree, syscalls: Syscalls) -> str | None:
     Buckets mounted as file systems and some FAT-like ones have no hard links, no atomic rename or no
     directory sync.
     """
-    name, linked = (f"+{_boot()}-{secrets.token_hex(8)}.tmp" for _ in range(2))
     with tree.directory(()) as dir_fd:
-        fd = syscalls.create(name, dir_fd)
-        try:
-            _lock(fd)
-            return _first_missing(syscalls, fd, dir_fd, name, linked)
-        finally:
-            os.close(fd)
-            for leftover in (name, linked):
-                with suppress(FileNotFoundError):
-                    syscalls.unlink(leftover, dir_fd)
+        while True:
+            name, linked = (f"+{_boot()}-{secrets.token_hex(8)}.tmp" for _ in range(2))
+            fd = syscalls.create(name, dir_fd)
+            try:
+                # As in `FileWriter`: a sweeper may take the lock, or even the name, before we hold the lock.
+                if _lock(fd) is not False and os.fstat(fd).st_nlink:
+                    return _first_missing(syscalls, fd, dir_fd, name, linked)
+            finally:
+                os.close(fd)
+                for leftover in (name, linked):
+                    with suppress(FileNotFoundError):
+                        syscalls.unlink(leftover, dir_fd)
 
 
 def _first_missing(syscalls: Syscalls, fd: int, dir_fd: int, name: str, linked: str) -> str | None:

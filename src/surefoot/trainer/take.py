@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
-from surefoot.board import RankWord
+from surefoot.board import Phase, RankWord
 from surefoot.clock import boot_s
 from surefoot.trainer.copying import Copier, HostLane, Lane, Pair
 from surefoot.trainer.fence import Fences
@@ -224,6 +224,7 @@ class Taker:
         if self.strict:
             self.finish()
             self._wait_for_all()
+        self._page.phase(Phase.TRAINING)
         self._waited_s += boot_s() - started_s
 
     def _pass(self) -> None:
