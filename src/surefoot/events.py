@@ -151,6 +151,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "committed": _committed,
     "copied": lambda e: f"copied step {e['step']} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
     "notice": _notice,
+    "late": lambda e: f"no boundary came in time: step {e['step']} is staged from where the trainers stand",
     "frozen_saving": _frozen_saving,
     "frozen_saved": lambda e: (
         f"saved frozen tensors on {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s ({e['object']})"
