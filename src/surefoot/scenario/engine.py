@@ -168,12 +168,13 @@ class Scenario:
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
 
     def _is_due(self, job: Job, event: Event) -> bool:
+        if event.phase in _BEFORE_THE_FIRST_STEP:
+            # Meant for the recovery from the last event. A trainer says how far it is only once it has restored.
+            return job.furthest >= event.step
         finished = job.finished()
         if self._breath_steps and self._strikes and finished < self._strikes[-1].at_step + self._breath_steps:
             return False
-        # A trainer says how far it is only once it has restored.
-        before = event.phase in _BEFORE_THE_FIRST_STEP
-        return (job.furthest if before else finished) >= event.step
+        return finished >= event.step
 
     def _strike(self, job: Job, event: Event, target: int) -> list[int]:
         if event.kind is Kind.KILL_ALL:

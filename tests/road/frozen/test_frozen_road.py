@@ -271,10 +271,13 @@ def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     process.terminate()
     assert process.wait(60) == 75, lora.output
     lora.until_quiet()
-    assert "it can be resumed only by a script that makes the same frozen tensors" in lora.output
+    # A notice lifts the limit of the upload: on a slow machine it may be over before the trainer has left its step.
+    saved = bool(lora.events("frozen_saved"))
+    said = "it can be resumed only by a script that makes the same frozen tensors" in lora.output
+    assert said is not saved
     (at,) = lora.commits()
-    if seed == 0:
-        lora.play(total=at + 2)
+    if seed == 0 or saved:
+        lora.play(total=at + 2, seed=seed)
         assert lora.starts()[-1]["begins"] == at
         assert len(lora.frozen()) == 1
     else:
