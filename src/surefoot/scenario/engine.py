@@ -168,10 +168,10 @@ class Scenario:
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
 
     def _is_due(self, job: Job, event: Event) -> bool:
+        finished = job.finished()
         if event.phase in _BEFORE_THE_FIRST_STEP:
             # Meant for the recovery from the last event. A trainer says how far it is only once it has restored.
             return job.furthest >= event.step
-        finished = job.finished()
         if self._breath_steps and self._strikes and finished < self._strikes[-1].at_step + self._breath_steps:
             return False
         return finished >= event.step
