@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from surefoot.trainer.copying import Pair
 from surefoot.trainer.fence import owned_addresses
+from surefoot.trainer.streams import accelerators
 from surefoot.trainer.witness import Blocks, Samples, Witness, can_witness, kinds
 
 _WORTH_BYTES = 1024 * 1024
@@ -20,19 +21,19 @@ _SPLITS = 4
 class Split:
     """The leaves of a plan in two classes, as long as they lie where they lie."""
 
-    def __init__(self, addresses: list[int], overlapped: list[int], leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(self, addresses: list[int], pairs: Sequence[Pair], overlapped: list[int]) -> None:
+        leaves = [pairs[number][1] for number in overlapped]
         self.addresses = addresses
+        self.devices = accelerators(source for _view, source in pairs)
+        """On which any leaf lies."""
         self.overlapped = overlapped
         """Numbers of the overlapped leaves, in the plan's order; the others are boundary leaves."""
         late = set(overlapped)
         self.boundary = [number for number in range(len(addresses)) if number not in late]
         self.size_bytes = sum(leaf.nbytes for leaf in leaves)
         self._kinds = kinds(leaves)
-        self._samples = Samples(leaves, self._kinds)
+        self.samples = Samples(leaves, self._kinds)
         self._arrived: dict[int, Samples] = {}
-
-    def witness(self, leaves: Sequence[torch.Tensor], blocks: Blocks) -> Witness:
-        return Witness(leaves, self._samples, blocks.next(leaves))
 
     def arrived(self, slot: int, views: Sequence[torch.Tensor]) -> Samples:
         """The sampled elements in a slot."""
@@ -66,9 +67,8 @@ class Overlap:
         return split
 
     def witness(self, split: Split, leaves: Sequence[torch.Tensor]) -> Witness:
-        witness = split.witness(leaves, self._blocks)
-        witness.ends_round = self._blocks.round_ends
-        return witness
+        blocks = self._blocks.next(leaves)
+        return Witness(leaves, split.samples, blocks, ends_round=self._blocks.round_ends)
 
     def stood_still(self, witness: Witness) -> None:
         """A copy was complete before any of its leaves changed."""
@@ -88,7 +88,6 @@ class Overlap:
             for number, (_view, source) in enumerate(pairs)
             if addresses[number] in owned and self._names[number] not in self._changing and can_witness(source)
         ]
-        leaves = [pairs[number][1] for number in late]
-        if sum(leaf.nbytes for leaf in leaves) < _WORTH_BYTES:
-            late, leaves = [], []
-        return Split(addresses, late, leaves)
+        if sum(pairs[number][1].nbytes for number in late) < _WORTH_BYTES:
+            late = []
+        return Split(addresses, pairs, late)

@@ -52,20 +52,21 @@ class Order:
 class Flight:
     """One step on its way into its slot."""
 
-    def __init__(self, order: Order, pairs: Sequence[Pair], lane: Lane) -> None:
+    def __init__(self, order: Order, pairs: Sequence[Pair], lane: Lane, split: Split, witness: Witness | None) -> None:
         self.order = order
         self.pairs = pairs
         """Held until the copy is complete: memory that is given back could be handed to something else."""
         self.lane = lane
-        self.split: Split | None = None
-        self.witness: Witness | None = None
+        self.split = split
+        self.witness = witness
+        """None if nothing is overlapped."""
         self.ordered = threading.Event()
         """The copies are ordered before whatever is asked of their lane from here on."""
         self.ended = threading.Event()
         self.error: BaseException | None = None
 
     def overlapped(self) -> list[Pair]:
-        return [self.pairs[number] for number in self.split.overlapped] if self.split is not None else []
+        return [self.pairs[number] for number in self.split.overlapped]
 
     def finish(self) -> None:
         """Wait for the end.
@@ -153,19 +154,19 @@ class Taker:
             due: False: lay the step ready for late staging, and do not seal it.
             at_once: return only when it is sealed.
         """
-        devices = accelerators(source for _, source in pairs)
-        flight = Flight(order, pairs, StreamLane(devices) if devices else HostLane())
         # What leaves memory is copied at the boundary until every leaf has been seen to stand still.
         behind = self._may_overlap and not at_once and (self._overlap.proven or not order.leaves_memory)
         split = self._overlap.split(pairs, self._fired if behind else ())
         self.overlapped_bytes = split.size_bytes
-        if split.overlapped:
-            flight.split = split
-            flight.witness = self._overlap.witness(split, [pairs[number][1] for number in split.overlapped])
-        flight.lane.boundary([pairs[number] for number in split.boundary])
+        leaves = [pairs[number][1] for number in split.overlapped]
+        # Made before the boundary's copies are ordered: what it reads is what the state is at this point.
+        witness = self._overlap.witness(split, leaves) if leaves else None
+        lane: Lane = StreamLane(split.devices) if split.devices else HostLane()
+        flight = Flight(order, pairs, lane, split, witness)
+        lane.boundary([pairs[number] for number in split.boundary])
         if not due:
             self._ready = flight
-        elif split.overlapped or devices:
+        elif split.overlapped or split.devices:
             self._start(flight)
         else:
             self._bring(flight)
@@ -283,12 +284,11 @@ class Taker:
 
     def _moved(self, flight: Flight) -> int | None:
         """Number of a leaf that changed while it was copied."""
-        split, witness = flight.split, flight.witness
-        if split is None or witness is None:
+        if flight.witness is None:
             return None
         views = [view for view, _source in flight.overlapped()]
-        number = witness.moved(split.arrived(flight.order.slot, views))
+        number = flight.witness.moved(flight.split.arrived(flight.order.slot, views))
         if number is None:
-            self._overlap.stood_still(witness)
+            self._overlap.stood_still(flight.witness)
             return None
-        return split.overlapped[number]
+        return flight.split.overlapped[number]

@@ -115,13 +115,15 @@ class Blocks:
 class Witness:
     """What the overlapped leaves were at a boundary. Made in the training thread, in the order of its streams."""
 
-    def __init__(self, leaves: Sequence[torch.Tensor], samples: Samples, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, leaves: Sequence[torch.Tensor], samples: Samples, blocks: Sequence[Block], *, ends_round: bool = False
+    ) -> None:
         self._leaves = leaves
         self._versions = [leaf._version for leaf in leaves]
         self._samples = samples.read()
         self._blocks = [(number, block, _sums(block)) for number, block in blocks]
         self._moved: list[tuple[int, torch.Tensor]] = []
-        self.ends_round = False
+        self.ends_round = ends_round
         """If nothing moved, every byte was seen to stand still once."""
 
     def compare(self, device: torch.device) -> None:
@@ -149,12 +151,14 @@ def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(block: torch.Tensor) -> torch.Tensor:
-    """One sum for every `_WORDS` words; the bytes themselves where they cannot be read as words."""
+    """One sum for every `_WORDS` words, then what is left over; the bytes themselves where there are no words."""
     size = block.element_size()
-    words = block.numel() * size // 8
-    if not block.is_contiguous() or (block.storage_offset() * size) % 8 or block.nbytes % (8 * _WORDS):
+    if not block.is_contiguous() or block.storage_offset() * size % 8:
         return block.clone()
-    return block.view(-1).view(torch.int64).view(words // _WORDS, _WORDS).sum(1)
+    flat = block.view(-1)
+    summed = flat.numel() - flat.numel() % (8 * _WORDS // size)
+    sums = flat[:summed].view(torch.int64).view(-1, _WORDS).sum(1)
+    return torch.cat([sums, flat[summed:].to(torch.int64)])
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
