@@ -21,10 +21,10 @@ import mmap
 import os
 import stat
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from surefoot.barrier import full_barrier
 from surefoot.core.documents import compact, digest, parse_json
 from surefoot.core.image import PAGE_BYTES, Image, round_up
 from surefoot.core.layout import StepId
@@ -45,14 +45,6 @@ _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 DURABLE = 1
 """Flag: this image is to be shipped; the slot is pinned until the agent lets go."""
-
-_fence = threading.Lock()
-
-
-def _release() -> None:
-    """Order the stores before against the stores after: taking a lock is a full barrier on the machines in use."""
-    with _fence:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,7 @@ class Segment:
         Invariant: `seq` turns odd BEFORE the first byte changes.
         """
         self._set(slot, _SEQ, self._get(slot, _SEQ) | 1)
-        _release()
+        full_barrier()
 
     def seal(self, slot: int, at: StepId, record: bytes, *, durable: bool, staged_ns: int) -> int:
         """Close a filled slot and return its new `seq`.
@@ -195,7 +187,7 @@ class Segment:
         self._set(slot, _RECORD_HASH_0, int.from_bytes(record_hash[:8], "big"))
         self._set(slot, _RECORD_HASH_1, int.from_bytes(record_hash[8:], "big"))
         self._set(slot, _STAGED_NS, staged_ns)
-        _release()
+        full_barrier()
         seq = self._get(slot, _SEQ) + 1
         self._set(slot, _SEQ, seq)
         return seq
@@ -218,10 +210,10 @@ class Segment:
             return
         value = bytes.fromhex(image_hash)
         self._set(sealed.slot, _HASHED_SEQ, 0)
-        _release()
+        full_barrier()
         self._set(sealed.slot, _HASH_0, int.from_bytes(value[:8], "big"))
         self._set(sealed.slot, _HASH_1, int.from_bytes(value[8:], "big"))
-        _release()
+        full_barrier()
         self._set(sealed.slot, _HASHED_SEQ, sealed.seq)
 
     def seq(self, slot: int) -> int:
@@ -297,7 +289,7 @@ def _describe(memory: memoryview, geometry: Geometry, image: Image, plan_text: b
         start = geometry.image_offset(slot)
         memory[start : start + len(image.header)] = image.header
     # Last: a segment without this header is nobody's.
-    _release()
+    full_barrier()
     memory[: len(header)] = header
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 from surefoot.agent.crew import Crew
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
+from surefoot.barrier import full_barrier
 from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
 
@@ -22,9 +22,6 @@ _COPIED_BYTES_PER_S = 1e9
 _LATE_SPARE_S = 1.0
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
-
-_barrier = threading.Lock()
-"""Taking it is a full barrier on the machines in use."""
 
 
 class Eviction:
@@ -140,12 +137,10 @@ class Eviction:
         board.set_node(NodeWord.LATE_TARGET, 0)
         for worker in workers:
             board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
-        with _barrier:
-            target = max(
-                board.rank(worker.local_rank, word)
-                for worker in workers
-                for word in (RankWord.FINISHED, RankWord.ENTERED)
-            )
+        full_barrier()
+        target = max(
+            board.rank(worker.local_rank, word) for worker in workers for word in (RankWord.FINISHED, RankWord.ENTERED)
+        )
         board.set_node(NodeWord.LATE_TARGET, target)
         self._journal.record("late", step=target - 1)
 

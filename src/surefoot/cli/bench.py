@@ -14,6 +14,7 @@ from surefoot.bench.save import METHODS, NOTHING, SETTINGS, Beside, Floor, Row, 
 from surefoot.cli import printing
 from surefoot.errors import ConfigError
 
+StateMb = Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)]
 Ranks = Annotated[int, typer.Option(help="Trainers.", min=1)]
 Tensors = Annotated[int, typer.Option(help="Tensors of a rank's state.", min=1)]
 _MB = 1_000_000
@@ -37,7 +38,7 @@ def _leave_in_good_order() -> None:
 
 
 def save(
-    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
+    state_mb: StateMb = 1000,
     ranks: Ranks = 2,
     tensors: Annotated[str, typer.Option(help="Tensors of a rank's state, comma-separated.")] = "64,2000",
     saves: Annotated[int, typer.Option(help="Saves of each method.", min=1)] = 10,
@@ -63,7 +64,7 @@ def save(
 
 
 def restore(
-    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
+    state_mb: StateMb = 1000,
     ranks: Ranks = 2,
     tensors: Tensors = 64,
     rounds: Annotated[int, typer.Option(help="Restarts.", min=1)] = 3,
@@ -77,7 +78,7 @@ def restore(
 
 
 def disk(
-    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 1000,
+    state_mb: StateMb = 1000,
     ranks: Ranks = 2,
     tensors: Tensors = 64,
     rounds: Annotated[int, typer.Option(help="Writes of each kind.", min=1)] = 5,
@@ -91,7 +92,7 @@ def disk(
 
 
 def link(
-    state_mb: Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)] = 2000,
+    state_mb: StateMb = 2000,
     ranks: Ranks = 2,
     tensors: Tensors = 64,
     link_mb_per_s: Annotated[float, typer.Option(help="Speed of the way to the bucket.", min=0.001)] = 200.0,

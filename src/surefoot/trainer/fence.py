@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from surefoot.trainer.sharded import local_of
 
 
 class Fences:
@@ -56,10 +57,6 @@ def owned_addresses(optimizers: Iterable[Optimizer]) -> set[int]:
         tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        owned |= {_local(tensor).data_ptr() for tensor in tensors}
+        owned |= {local_of(tensor).data_ptr() for tensor in tensors}
     owned.discard(0)
     return owned
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
