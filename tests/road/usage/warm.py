@@ -7,6 +7,7 @@ one, since the agent takes a trainer's parent for its launch.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -21,8 +22,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-WITHIN_S = 90.0
+WITHIN_S = 180.0
 """Generous bound on everything that is waited for."""
+_SAY_WHERE = signal.SIGUSR2
+"""A trainer prints the stack of each of its threads at this signal."""
 
 
 class Job:
@@ -45,14 +48,24 @@ class Job:
 
     def wait(self) -> int:
         """Wait for its end; returns the exit code."""
-        until(lambda: self.code is not None, f"the end of process {self.pid}; it printed:\n{self.output}")
+        self._until(lambda: self.code is not None, f"the end of process {self.pid}")
         assert self.code is not None
         return self.code
 
     def until_printed(self, text: str) -> None:
         """Wait until it has printed something."""
-        until(lambda: text in self.output or self.code is not None, f"{text!r} in:\n{self.output}")
+        self._until(lambda: text in self.output or self.code is not None, f"{text!r} of process {self.pid}")
         assert text in self.output, f"ended with {self.code} before it printed {text!r}:\n{self.output}"
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait; if in vain, have each of its processes say where it stands."""
+        try:
+            until(condition, what)
+        except AssertionError as error:
+            for pid in (self.pid, *self.children()):
+                os.kill(pid, _SAY_WHERE)
+            time.sleep(1.0)
+            raise AssertionError(f"{error}; it printed:\n{self.output}") from None
 
     def children(self) -> list[int]:
         """Ranks of a launch of several, in rank order."""
@@ -237,6 +250,9 @@ def _enter(request: dict[str, Any]) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+    # Lines of several ranks that share this file must not mix.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    faulthandler.register(_SAY_WHERE, file=2)
     sys.argv = [request["script"], *request["args"]]
     sys.path[0] = str(Path(request["script"]).parent)
 
