@@ -46,3 +46,16 @@ def cuts(generations: Mapping[int, Generation]) -> dict[int, float]:
 def counts(at: StepId, chain: Cuts) -> bool:
     """True if this step is part of the history that the newest generation continues."""
     return at.generation in chain and at.step <= chain[at.generation]
+
+
+def superseding(generations: Mapping[int, Generation], launch: str) -> Generation | None:
+    """The newest generation, if another launch made it after one of this launch's own: then this one has been replaced.
+
+    A launch that has made none yet is the newer one itself. Whoever was replaced must not claim a further generation:
+    two launches would stop each other for ever.
+    """
+    if not generations:
+        return None
+    newest = generations[max(generations)]
+    mine = any(generation.launch == launch for generation in generations.values())
+    return newest if mine and newest.launch != launch else None
