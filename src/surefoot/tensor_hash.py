@@ -11,37 +11,59 @@ from surefoot.core.frozen import BLOCK_BYTES
 from surefoot.core.image import Image
 
 
-class TensorHash:
-    """One tensor's blocks and digest."""
+class BlockHash:
+    """xxh3-64 of each block of some bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
         self.blocks = array("Q")
-        """xxh3-64 of each whole block so far."""
+        """Of each whole block so far."""
         self._open = xxhash.xxh3_64()
         self._open_bytes = 0
 
     def update(self, data: memoryview) -> None:
         """The next bytes, any number of them. Lets other threads run."""
         while len(data):
-            part, data = data[: BLOCK_BYTES - self._open_bytes], data[BLOCK_BYTES - self._open_bytes :]
-            if len(part) == BLOCK_BYTES:
+            room = self._block_bytes - self._open_bytes
+            part, data = data[:room], data[room:]
+            if len(part) == self._block_bytes:
                 self.blocks.append(xxhash.xxh3_64_intdigest(part))
                 continue
             self._open.update(part)
             self._open_bytes += len(part)
-            if self._open_bytes == BLOCK_BYTES:
+            if self._open_bytes == self._block_bytes:
                 self._close_block()
 
-    def finish(self) -> str:
-        """The digest, once all bytes have passed."""
+    def finish(self) -> array[int]:
+        """The blocks, once all bytes have passed; the last may be a short one."""
         if self._open_bytes:
             self._close_block()
-        return xxhash.xxh3_128_hexdigest(b"".join(block.to_bytes(8, "big") for block in self.blocks))
+        return self.blocks
 
     def _close_block(self) -> None:
         self.blocks.append(self._open.intdigest())
         self._open.reset()
         self._open_bytes = 0
+
+
+class TensorHash:
+    """One tensor's blocks and digest."""
+
+    def __init__(self) -> None:
+        self._hash = BlockHash(BLOCK_BYTES)
+
+    @property
+    def blocks(self) -> array[int]:
+        """xxh3-64 of each whole block so far."""
+        return self._hash.blocks
+
+    def update(self, data: memoryview) -> None:
+        """The next bytes, any number of them. Lets other threads run."""
+        self._hash.update(data)
+
+    def finish(self) -> str:
+        """The digest, once all bytes have passed."""
+        return xxhash.xxh3_128_hexdigest(b"".join(block.to_bytes(8, "big") for block in self._hash.finish()))
 
 
 def block_hash(data: memoryview) -> int:

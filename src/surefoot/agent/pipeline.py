@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import xxhash
 
 from surefoot.agent.books import Books
+from surefoot.agent.image_hash import ImageHash
 from surefoot.agent.memory import Held, ImageSet
 from surefoot.agent.pacer import Pacer
 from surefoot.board import Phase
@@ -121,7 +123,7 @@ class Pipeline:
             part.image_hash,
             record,
         )
-        digest = xxhash.xxh3_128()
+        digest = ImageHash()
         async with self._slots:
             await self._books.tier.put_stream(shard.key, stream(part, digest, self._pacer), shard.size_bytes)
         if digest.hexdigest() != part.image_hash or not part.unchanged():
@@ -129,6 +131,7 @@ class Pipeline:
             raise CorruptError(
                 f"rank {part.segment.rank}, step {part.sealed.at.step}: the image changed while it was sent"
             )
+        shard = replace(shard, blocks=digest.sums())
         try:
             await self._books.tier.put(shard.ack, shard.ack_bytes())
         except TierFullError:
@@ -148,7 +151,13 @@ class Pipeline:
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
 
 
-async def stream(part: Held, digest: xxhash.xxh3_128, pacer: Pacer) -> AsyncIterator[memoryview]:
+class Digest(Protocol):
+    """Sees bytes in order."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+
+async def stream(part: Held, digest: Digest, pacer: Pacer) -> AsyncIterator[memoryview]:
     """An image in chunks; `digest` sees exactly what is handed out."""
     image = part.segment.image(part.sealed.slot)
     for start in range(0, len(image), CHUNK_BYTES):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from surefoot.core.block_sums import BlockSums
 from surefoot.core.documents import Fields, seal, unseal
 from surefoot.core.layout import (
     ShardId,
@@ -118,6 +119,8 @@ class Shard:
     size_bytes: int
     xxh3_128: str
     record: Mapping[str, Any]
+    blocks: BlockSums | None = None
+    """None: nothing of it can be verified without the whole."""
 
     @property
     def key(self) -> str:
@@ -134,6 +137,7 @@ class Shard:
             "path": self.key,
             "size_bytes": self.size_bytes,
             "xxh3_128": self.xxh3_128,
+            **({} if self.blocks is None else {"blocks": self.blocks.to_json()}),
             "record": dict(self.record),
         }
 
@@ -141,7 +145,9 @@ class Shard:
     def from_json(cls, data: Any, at: StepId, plan: str, what: str) -> Shard:
         fields = Fields(data, what)
         shard_id = ShardId(at, fields.integer("rank"), fields.text("attempt"))
-        shard = cls(shard_id, plan, fields.integer("size_bytes"), fields.text("xxh3_128"), fields.mapping("record"))
+        size_bytes, raw = fields.integer("size_bytes"), fields.optional_mapping("blocks")
+        blocks = None if raw is None else BlockSums.from_json(raw, size_bytes, what)
+        shard = cls(shard_id, plan, size_bytes, fields.text("xxh3_128"), fields.mapping("record"), blocks)
         if fields.text("path") != shard.key or parse_shard(shard.key) != shard_id:
             raise CorruptError(f"{what}: shard path {fields.text('path')!r} is not {shard.key!r}")
         return shard

@@ -12,6 +12,7 @@ from surefoot.core.manifest import Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import CorruptError
 from surefoot.inspect.progress import Progress
+from surefoot.tensor_hash import BlockHash
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -32,7 +33,12 @@ async def check_shard(tier: Tier, shard: Shard, plan: Plan | None, progress: Pro
         TierError: the tier failed to answer.
     """
     header = _expected_header(shard, plan)
-    await check_bytes(tier, shard.key, shard.size_bytes, shard.xxh3_128, header, progress)
+    sums = shard.blocks
+    blocks = None if sums is None else BlockHash(sums.block_bytes)
+    also = None if blocks is None else blocks.update
+    await check_bytes(tier, shard.key, shard.size_bytes, shard.xxh3_128, header, progress, also)
+    if sums is not None and blocks is not None and sums.sums != tuple(blocks.finish()):
+        raise CorruptError("the sums of its blocks that stand in its documents are not those of its bytes")
 
 
 async def check_bytes(
