@@ -4,6 +4,8 @@ A key is a relative POSIX path inside the run's prefix. No other module builds o
 written and what is looked for cannot drift apart.
 
     run.json                            run id, format version
+    secret.json                         what proves that a node agent belongs to the run
+    agents/<round>/<node>.json          where a node's agent listens, for one round
     generations/g0007.json              lineage
     plans/<hash>.json                   which shard of which tensor is whose
     steps/00001200-g0007/               step, generation
@@ -22,6 +24,8 @@ import re
 from dataclasses import dataclass
 
 RUN_KEY = "run.json"
+SECRET_KEY = "secret.json"  # noqa: S105 - where it lies, not what it is
+AGENTS = "agents/"
 GENERATIONS = "generations/"
 PLANS = "plans/"
 STEPS = "steps/"
@@ -39,6 +43,9 @@ _SHARD = re.compile(rf"{_PIECE}\.safetensors")
 _ACK = re.compile(rf"{_PIECE}\.ok\.json")
 _PLAN = re.compile(r"plans/([0-9a-f]{32})\.json")
 _FROZEN = re.compile(r"frozen/([0-9a-f]{32})\.(?:safetensors|json)")
+_ROUND = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
+_NODE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
+_AGENT = re.compile(rf"agents/({_ROUND.pattern})/({_NODE.pattern})\.json")
 _SAFE_KEY = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")
 
 
@@ -60,6 +67,24 @@ class ShardId:
     at: StepId
     rank: int
     attempt: str
+
+
+def is_round(text: str) -> bool:
+    """True for the nonce of a round: 8 to 64 letters, digits, ``_`` and ``-``."""
+    return bool(_ROUND.fullmatch(text))
+
+
+def is_node_name(text: str) -> bool:
+    """True for a node's name: up to 128 letters, digits, ``.``, ``_`` and ``-``; the first is one of the former."""
+    return bool(_NODE.fullmatch(text))
+
+
+def agents_prefix(round_nonce: str) -> str:
+    return f"{AGENTS}{round_nonce}/"
+
+
+def agent_key(round_nonce: str, node: str) -> str:
+    return f"{agents_prefix(round_nonce)}{node}.json"
 
 
 def generation_key(generation: int) -> str:
@@ -120,6 +145,12 @@ def parse_commit(key: str) -> StepId | None:
         return None
     at = StepId(int(match[1]), int(match[2]))
     return at if commit_key(at) == key else None
+
+
+def parse_agent(key: str) -> tuple[str, str] | None:
+    """Round and node of an agent's entry."""
+    match = _AGENT.fullmatch(key)
+    return (match[1], match[2]) if match else None
 
 
 def parse_shard(key: str) -> ShardId | None:
