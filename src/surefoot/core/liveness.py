@@ -18,6 +18,9 @@ from typing import Literal
 
 from surefoot.errors import ConfigError
 
+NO_BEAT = -1
+"""Below every counter: tells of a process that it is there, before its first beat."""
+
 State = Literal["awaited", "alive", "lost"]
 
 
@@ -51,7 +54,7 @@ class Pulse:
     """When its counter was last seen to change, or when its window began."""
     life: str = ""
     """Which process of that name counts: another one counts anew. Empty if none was heard."""
-    counter: int = -1
+    counter: int = NO_BEAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,16 @@ def make_certificate() -> Certificate:
     """A new key (P-256) and its certificate, which live as long as this process."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "surefoot")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), _BEGIN, _END)
-    certificate = builder.sign(key, SHA256())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_END)
+        .sign(key, SHA256())
+    )
     context = _tls_1_3(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -81,8 +81,10 @@ async def accept(sock: socket.socket, certificate: Certificate | None) -> Channe
 
 
 def _keep_short(writer: asyncio.StreamWriter) -> asyncio.StreamWriter:
-    """Let little wait in the kernel, where nothing can overtake it. (asyncio itself sets TCP_NODELAY.)"""
+    """Let little wait in the kernel, where nothing can overtake it, and no packet wait for more to send."""
     sock: socket.socket = writer.get_extra_info("socket")
+    # asyncio leaves Nagle's algorithm on for sockets that do not name their protocol, as accepted ones do not.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     return writer
 

@@ -304,6 +304,8 @@ class Mesh:
             member.post({"beat": self._counter})
             self._note_change()
             self.on_linked(member.node, fresh)
+            # Its proof was made just now: a process that was not heard before has begun to live.
+            self._beaten(member.node, session.life, liveness.NO_BEAT)
 
         await member.serve(self._group, channel, session, MAX_MESSAGE_BYTES, linked)
 
