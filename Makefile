@@ -23,8 +23,11 @@ lint: install
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/mypy src/surefoot benchmarks
 
+# Most tests compute on one core or wait for processes: two files at a time keep two cores busy.
+WORKERS ?= 2
+
 test: lint
-	$(BIN)/python -m pytest -m "not campaign" tests
+	$(BIN)/python -m pytest -m "not campaign" -n $(WORKERS) --dist loadfile tests
 
 campaign: install
 	$(BIN)/python -m pytest -m campaign tests

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from surefoot.trainer.witness import (
-    FIRST_SUMMED_BYTES,
     SUMMED_BYTES,
+    TRIED_BYTES,
     Blocks,
     Samples,
+    Trial,
     Witness,
     can_witness,
     kinds,
+    sum_blocks,
 )
 
 _HOST = torch.device("cpu")
@@ -37,7 +39,8 @@ def _leaves() -> list[torch.Tensor]:
 def _watch(leaves: list[torch.Tensor], blocks: Blocks) -> tuple[Witness, list[torch.Tensor], Samples]:
     copies = [torch.empty_like(leaf) for leaf in leaves]
     known = kinds(leaves)
-    return Witness(leaves, Samples(leaves, known), blocks.next(leaves)), copies, Samples(copies, known)
+    witness = Witness(leaves, Samples(leaves, known), sum_blocks(blocks.next(leaves)))
+    return witness, copies, Samples(copies, known)
 
 
 def _copy(leaves: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
@@ -50,7 +53,7 @@ def test_what_stands_still_is_let_pass() -> None:
     leaves = _leaves()
     leaves[0][3, 4] = float("nan")
     leaves[0][3, 5] = -0.0
-    witness, copies, arrived = _watch(leaves, Blocks())
+    witness, copies, arrived = _watch(leaves, Blocks(SUMMED_BYTES))
     _copy(leaves, copies)
     witness.compare(_HOST)
     assert witness.moved(arrived) is None
@@ -76,7 +79,7 @@ def test_a_write_before_or_while_copying_is_named(
 ) -> None:
     """Whether the copy got the value before the write or after it: the leaf's own number."""
     leaves = _leaves()
-    witness, copies, arrived = _watch(leaves, Blocks())
+    witness, copies, arrived = _watch(leaves, Blocks(SUMMED_BYTES))
     if before:
         write(leaves[number])
     _copy(leaves, copies)
@@ -89,7 +92,7 @@ def test_a_write_before_or_while_copying_is_named(
 def test_a_swap_of_rows_is_no_equal_sum() -> None:
     """Two rows that change places, behind the version counter: seen."""
     leaves = [torch.randn(64, 2048)]
-    witness, copies, arrived = _watch(leaves, Blocks())
+    witness, copies, arrived = _watch(leaves, Blocks(SUMMED_BYTES))
     leaves[0].data[[20, 40]] = leaves[0].data[[40, 20]].clone()
     _copy(leaves, copies)
     witness.compare(_HOST)
@@ -97,23 +100,61 @@ def test_a_swap_of_rows_is_no_equal_sum() -> None:
 
 
 def test_blocks_go_round_all_bytes() -> None:
-    """Each round gives every row of every leaf once; the first one in larger pieces than the next."""
+    """Each round gives every row of every leaf once."""
     leaves = [torch.empty(1000, 64 * 1024), torch.empty(3), torch.empty(300, 64 * 1024), torch.empty(())]
     total_bytes = sum(leaf.nbytes for leaf in leaves)
-    blocks = Blocks()
-    seen_bytes, calls = 0, 0
-    while not blocks.round_ends:
-        given = blocks.next(leaves)
-        assert len({number for number, _ in given}) == len(given)
-        seen_bytes += sum(block.nbytes for _, block in given)
-        calls += 1
-    assert (seen_bytes, calls) == (total_bytes, -(-total_bytes // FIRST_SUMMED_BYTES))
-    seen: dict[int, set[int]] = {number: set() for number in range(len(leaves))}
-    for _ in range(2 * total_bytes // SUMMED_BYTES):
-        for number, block in blocks.next(leaves):
-            first = block.storage_offset() // max(1, leaves[number].stride(0) if leaves[number].dim() else 1)
-            seen[number] |= set(range(first, first + (block.shape[0] if block.dim() else 1)))
-    assert {number: len(rows) for number, rows in seen.items()} == {0: 1000, 1: 3, 2: 300, 3: 1}
+    blocks = Blocks(SUMMED_BYTES)
+    for _ in range(2):
+        seen: dict[int, list[int]] = {number: [] for number in range(len(leaves))}
+        seen_bytes, calls = 0, 0
+        while not calls or not blocks.round_ends:
+            given = blocks.next(leaves)
+            calls += 1
+            for number, block in given:
+                first = block.storage_offset() // max(1, leaves[number].stride(0) if leaves[number].dim() else 1)
+                seen[number] += range(first, first + (block.shape[0] if block.dim() else 1))
+            size_bytes = sum(block.nbytes for _, block in given)
+            assert size_bytes <= SUMMED_BYTES
+            seen_bytes += size_bytes
+        assert seen == {0: list(range(1000)), 1: [0, 1, 2], 2: list(range(300)), 3: [0]}
+        assert seen_bytes == total_bytes
+
+
+def _large() -> list[torch.Tensor]:
+    return [torch.ones(3), torch.ones(2 * TRIED_BYTES["cpu"] // 4096 + 100, 1024), torch.ones(2, 2)]
+
+
+def test_a_trial_ends_when_every_byte_was_looked_at() -> None:
+    """As many steps as there are parts; fences that come twice change nothing."""
+    trial = Trial(_large())
+    steps = 0
+    while not trial.passed:
+        trial.begin()
+        for _ in range(steps % 3):
+            trial.end()
+        trial.end()
+        assert trial.moved() is None
+        steps += 1
+    assert steps == 3
+
+
+@pytest.mark.parametrize("row", [5, -5])
+def test_a_trial_names_what_does_not_stand_still(row: int) -> None:
+    """One element, written at each step past every counter: found when its part is looked at, before the trial ends."""
+    leaves = _large()
+    trial = Trial(leaves)
+    found = None
+    while found is None:
+        assert not trial.passed
+        trial.begin()
+        leaves[1].data[row, 7] += 1
+        trial.end()
+        # What the optimizer does is no fault.
+        for leaf in leaves:
+            leaf.add_(1)
+        found = trial.moved()
+    assert found == 1
+    assert not trial.passed
 
 
 def test_what_cannot_be_looked_at_in_place_is_refused() -> None:

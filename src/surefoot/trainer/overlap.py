@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from surefoot.trainer.copying import Pair
 from surefoot.trainer.fence import owned_addresses
 from surefoot.trainer.streams import accelerators
-from surefoot.trainer.witness import Blocks, Samples, Witness, can_witness, kinds
+from surefoot.trainer.witness import SUMMED_BYTES, Blocks, Samples, Trial, Witness, can_witness, kinds, sum_blocks
 
 _WORTH_BYTES = 1024 * 1024
 """Less than this is copied sooner than handed over."""
@@ -22,7 +22,7 @@ class Split:
     """The leaves of a plan in two classes, as long as they lie where they lie."""
 
     def __init__(self, addresses: list[int], pairs: Sequence[Pair], overlapped: list[int]) -> None:
-        leaves = [pairs[number][1] for number in overlapped]
+        leaves = self._leaves = [pairs[number][1] for number in overlapped]
         self.addresses = addresses
         self.devices = accelerators(source for _view, source in pairs)
         """On which any leaf lies."""
@@ -34,6 +34,17 @@ class Split:
         self._kinds = kinds(leaves)
         self.samples = Samples(leaves, self._kinds)
         self._arrived: dict[int, Samples] = {}
+        self.trial = Trial(leaves)
+        self._blocks = Blocks(SUMMED_BYTES)
+
+    def witness(self, *, due: bool) -> Witness | None:
+        """What the overlapped leaves are now. A step that is not due is seldom copied: nothing is summed for it."""
+        if not self.overlapped:
+            return None
+        summed = self.trial.summed
+        if self.trial.passed and due:
+            summed = sum_blocks(self._blocks.next(self._leaves))
+        return Witness(self._leaves, self.samples, summed)
 
     def arrived(self, slot: int, views: Sequence[torch.Tensor]) -> Samples:
         """The sampled elements in a slot."""
@@ -50,9 +61,6 @@ class Overlap:
         self._changing = changing
         """Leaves that were seen to change behind the optimizer's back, in any plan of this run."""
         self._splits: dict[frozenset[int], Split] = {}
-        self._blocks = Blocks()
-        self.proven = False
-        """Every overlapped byte was looked at once, and stood still."""
 
     def split(self, pairs: Sequence[Pair], fired: Sequence[Optimizer]) -> Split:
         """Sort, given the optimizers whose hook fired in the step just finished."""
@@ -66,21 +74,17 @@ class Overlap:
         split = self._splits[key] = self._sort(addresses, pairs, owned_addresses(fired))
         return split
 
-    def witness(self, split: Split, leaves: Sequence[torch.Tensor]) -> Witness:
-        blocks = self._blocks.next(leaves)
-        return Witness(leaves, split.samples, blocks, ends_round=self._blocks.round_ends)
+    def demote(self, number: int) -> tuple[str, bool]:
+        """A leaf changed before its optimizer's step: from here on it is a boundary leaf.
 
-    def stood_still(self, witness: Witness) -> None:
-        """A copy was complete before any of its leaves changed."""
-        self.proven = self.proven or witness.ends_round
-
-    def demote(self, number: int) -> str:
-        """A leaf changed while it was copied: from here on it is a boundary leaf. Returns its name."""
-        self._changing.add(self._names[number])
+        Returns its name, and whether that was known.
+        """
+        name = self._names[number]
+        known = name in self._changing
+        self._changing.add(name)
+        # What was found out before is no proof for the rest: all are tried again.
         self._splits.clear()
-        self._blocks.restart()
-        self.proven = False
-        return self._names[number]
+        return name, known
 
     def _sort(self, addresses: list[int], pairs: Sequence[Pair], owned: set[int]) -> Split:
         late = [

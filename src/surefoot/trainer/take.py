@@ -112,6 +112,8 @@ class Taker:
         self.overlapped_bytes = 0
         """Of the step taken last."""
         self._waited_s = 0.0
+        self._tried: Split | None = None
+        """On trial since the last boundary."""
 
     # ------------------------------------------------------------------ the training thread
 
@@ -139,6 +141,7 @@ class Taker:
             Exception: whatever a copy failed with.
         """
         self._fired = self._fences.take_fired()
+        self._judge()
         self._pass()
         # With an accelerator the program runs ahead of it; this bounds how far.
         ahead = 0 if all(flight.lane.host_must_wait for flight in self._flights) else 1
@@ -154,13 +157,14 @@ class Taker:
             due: False: lay the step ready for late staging, and do not seal it.
             at_once: return only when it is sealed.
         """
+        split = self._overlap.split(pairs, self._fired if self._may_overlap else ())
+        self._begin_trial(split)
         # What leaves memory is copied at the boundary until every leaf has been seen to stand still.
-        behind = self._may_overlap and not at_once and (self._overlap.proven or not order.leaves_memory)
-        split = self._overlap.split(pairs, self._fired if behind else ())
+        if at_once or (order.leaves_memory and not split.trial.passed):
+            split = self._overlap.split(pairs, ())
         self.overlapped_bytes = split.size_bytes
-        leaves = [pairs[number][1] for number in split.overlapped]
         # Made before the boundary's copies are ordered: what it reads is what the state is at this point.
-        witness = self._overlap.witness(split, leaves) if leaves else None
+        witness = split.witness(due=due)
         lane: Lane = StreamLane(split.devices) if split.devices else HostLane()
         flight = Flight(order, pairs, lane, split, witness)
         lane.boundary([pairs[number] for number in split.boundary])
@@ -214,6 +218,7 @@ class Taker:
     def _fence(self) -> None:
         """An optimizer is about to change the state."""
         started_s = boot_s()
+        self._end_trial()
         self._pass()
         for flight in list(self._flights):
             if flight.lane.host_must_wait:
@@ -258,6 +263,28 @@ class Taker:
         while self._page.passed_on_all(self._generation) < self._page.passed:
             time.sleep(_LOOK_S)
 
+    # ------------------------------------------------------------------ the trial
+
+    def _begin_trial(self, split: Split) -> None:
+        if not split.trial.passed:
+            self._tried = split
+            split.trial.begin()
+
+    def _end_trial(self) -> None:
+        if self._tried is not None:
+            self._tried.trial.end()
+
+    def _judge(self) -> None:
+        """At a boundary, which is a fence too: what came of the last look."""
+        self._end_trial()
+        split, self._tried = self._tried, None
+        number = split.trial.moved() if split is not None else None
+        if split is not None and number is not None:
+            name, known = self._overlap.demote(split.overlapped[number])
+            if not known:
+                why = "changed after a step, before its optimizer's next one"
+                self._warn(f"{name} {why}: from here on it is copied before the next step begins")
+
     # ------------------------------------------------------------------ copies
 
     def _start(self, flight: Flight) -> None:
@@ -274,7 +301,7 @@ class Taker:
             if moved is None:
                 flight.order.seal()
             else:
-                flight.order.drop(self._overlap.demote(moved))
+                flight.order.drop(self._overlap.demote(moved)[0])
         except BaseException as error:  # noqa: BLE001 - raised in the training thread, by `Flight.finish`
             flight.error = error
         finally:
@@ -288,7 +315,4 @@ class Taker:
             return None
         views = [view for view, _source in flight.overlapped()]
         number = flight.witness.moved(flight.split.arrived(flight.order.slot, views))
-        if number is None:
-            self._overlap.stood_still(flight.witness)
-            return None
-        return flight.split.overlapped[number]
+        return None if number is None else flight.split.overlapped[number]

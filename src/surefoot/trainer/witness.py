@@ -4,11 +4,14 @@ A copy is torn only by a write between the boundary and the copy's end. What cou
 
 * a tensor's version counter, which ordinary in-place operations move (but not fused optimizers, `.data`, NumPy views);
 * samples: a few elements of every leaf, read at the boundary and compared with what arrived in the slot;
-* sums: of every 4 KiB in a rotating part of all bytes, taken at the boundary and again when the copy is complete. The
-  first round goes faster than those that follow; a small state is summed whole, each time.
+* sums: of every 4 KiB in a rotating part of all bytes, taken at the boundary and again when the copy is complete. A
+  small state is summed whole, each time.
 
 All three look at the copy's whole time, from the boundary on. A comparison of slot and source alone, however late,
 would take a write that came before the copy for the state at the boundary.
+
+What code is like is found out once: leaves are on *trial* until all their bytes, a part at each step, were summed at a
+boundary and had the same sums when an optimizer was about to change them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from collections.abc import Sequence
 import torch
 
 SUMMED_BYTES = 16 * 1024 * 1024
-"""How much is summed at each save: some milliseconds of the training's time."""
-FIRST_SUMMED_BYTES = 256 * 1024 * 1024
-"""The same until every byte was summed once."""
+"""How much is summed at each save: a few milliseconds of the training's time."""
+TRIED_BYTES = {"cpu": 64 * 1024 * 1024}
+"""How much is summed at each step of a trial, by kind of device: some ten milliseconds twice."""
+_TRIED_ELSEWHERE_BYTES = 1024 * 1024 * 1024
 _WORDS = 512
 """Eight-byte words in one sum."""
 _SAMPLE = 16
@@ -72,24 +76,18 @@ def kinds(leaves: Sequence[torch.Tensor]) -> list[_Kind]:
 class Blocks:
     """Which blocks are summed next; goes round all bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        """About how much is given at a time."""
         self._leaf = 0
         self._row = 0
-        self._first_round = True
-
-    @property
-    def round_ends(self) -> bool:
-        """With the blocks given last, every byte was given once."""
-        return not self._first_round
-
-    def restart(self) -> None:
-        """What was found out is no proof for the rest: once round again."""
-        self._leaf, self._row, self._first_round = 0, 0, True
+        self.round_ends = False
+        """With the blocks given last, every byte was given once more."""
 
     def next(self, leaves: Sequence[torch.Tensor]) -> list[Block]:
         """The next blocks, to the end of a round at most."""
         blocks: list[Block] = []
-        left_bytes = FIRST_SUMMED_BYTES if self._first_round else SUMMED_BYTES
+        left_bytes = self._size_bytes
         if self._leaf >= len(leaves):
             self._leaf, self._row = 0, 0
         while left_bytes > 0 and self._leaf < len(leaves):
@@ -99,7 +97,7 @@ class Blocks:
             if self._row:
                 break
             self._leaf += 1
-        self._first_round = self._first_round and self._leaf < len(leaves)
+        self.round_ends = self._leaf >= len(leaves)
         return blocks
 
     def _rows(self, leaf: torch.Tensor, at_most_bytes: int) -> torch.Tensor:
@@ -112,23 +110,60 @@ class Blocks:
         return leaf[start:end] if leaf.dim() else leaf
 
 
+Summed = tuple[int, torch.Tensor, torch.Tensor]
+"""A block, and its sums."""
+
+
+def sum_blocks(blocks: Sequence[Block]) -> list[Summed]:
+    """In the order of the blocks' current streams."""
+    return [(number, block, _sums(block)) for number, block in blocks]
+
+
+class Trial:
+    """Whether leaves stand still from each boundary to the fence after it. All in the training thread."""
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        self._leaves = leaves
+        kind = leaves[0].device.type if leaves else "cpu"
+        self._blocks = Blocks(TRIED_BYTES.get(kind, _TRIED_ELSEWHERE_BYTES))
+        self.summed: list[Summed] = []
+        """As they were at the boundary just passed."""
+        self._moved: list[tuple[int, torch.Tensor]] = []
+        self.passed = not leaves
+        """Every byte was looked at once, and stood still."""
+
+    def begin(self) -> None:
+        """At a boundary."""
+        self.summed = sum_blocks(self._blocks.next(self._leaves))
+
+    def end(self) -> None:
+        """At the fence: the leaves are about to change. Only the first one after a boundary counts."""
+        self._moved += [(number, _to_host((_sums(block) != then).any())) for number, block, then in self.summed]
+        self.summed = []
+
+    def moved(self) -> int | None:
+        """At the next boundary: number of a leaf that did not stand still; waits for an accelerator to have looked."""
+        for device in {leaf.device for leaf in self._leaves if leaf.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        found = next((number for number, moved in self._moved if bool(moved)), None)
+        self.passed = found is None and (self.passed or self._blocks.round_ends)
+        self._moved = []
+        return found
+
+
 class Witness:
     """What the overlapped leaves were at a boundary. Made in the training thread, in the order of its streams."""
 
-    def __init__(
-        self, leaves: Sequence[torch.Tensor], samples: Samples, blocks: Sequence[Block], *, ends_round: bool = False
-    ) -> None:
+    def __init__(self, leaves: Sequence[torch.Tensor], samples: Samples, summed: Sequence[Summed]) -> None:
         self._leaves = leaves
         self._versions = [leaf._version for leaf in leaves]
         self._samples = samples.read()
-        self._blocks = [(number, block, _sums(block)) for number, block in blocks]
+        self._summed = summed
         self._moved: list[tuple[int, torch.Tensor]] = []
-        self.ends_round = ends_round
-        """If nothing moved, every byte was seen to stand still once."""
 
     def compare(self, device: torch.device) -> None:
         """Sum the blocks of a device again, in the order of its current stream."""
-        for number, block, then in self._blocks:
+        for number, block, then in self._summed:
             if block.device == device:
                 self._moved.append((number, _to_host((_sums(block) != then).any())))
 

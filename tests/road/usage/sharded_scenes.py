@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import surefoot
 
@@ -33,6 +35,28 @@ def train(to: str, total: int, evict_at: int | None = None) -> None:
                     pass
     text = repr(fsdp_scenes.local_bits(model, optimizer)).encode()
     os.write(1, (json.dumps([dist.get_rank(), run.step, hashlib.sha256(text).hexdigest()]) + "\n").encode())
+    dist.destroy_process_group()
+
+
+def adapt(to: str, total: int, seed: int = 1) -> None:
+    """A sharded model of which one layer never changes; at the end a line with the hash of every bit of this rank."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(2049, 4401), torch.nn.ReLU(), torch.nn.Linear(4401, 3))
+    model[0].requires_grad_(False)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    with surefoot.Run(to, model=model, optimizer=optimizer) as run:
+        for step in run.steps(total):
+            batch = torch.randn(4, 2049, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    hashing = hashlib.sha256()
+    for tensor in [*model.parameters(), *moments]:
+        hashing.update(tensor.to_local().detach().numpy() if isinstance(tensor, DTensor) else tensor.numpy())
+    os.write(1, (json.dumps([dist.get_rank(), run.step, hashing.hexdigest()]) + "\n").encode())
     dist.destroy_process_group()
 
 

@@ -30,6 +30,23 @@ def test_a_sharded_run_goes_on_to_the_same_bits(stage: Stage) -> None:
     assert _play(stage, total=6) == straight
 
 
+def test_sharded_frozen_tensors(stage: Stage) -> None:
+    """Each rank's part of a frozen layer is one file, no shard has it, and a start with another one gets it back."""
+    straight = _play(stage, scene="adapt", to=str(stage.place / "other"), total=5)
+    first = _play(stage, scene="adapt", total=3)
+    assert first != straight
+    stage.until_quiet()
+    frozen = [load_file(path) for path in stage.run.glob("frozen/*.safetensors")]
+    assert sorted(parts["model.0.weight"].shape[0] for parts in frozen) == [2200, 2201]
+    shards = [load_file(path) for path in stage.run.glob("steps/00000003-*/*.safetensors")]
+    names = {name for shard in shards for name in shard}
+    assert "model.2.weight" in {name.split("@")[0] for name in names}
+    assert not [name for name in names if name.startswith("model.0")]
+    assert _play(stage, scene="adapt", total=5, seed=9) == straight
+    (loaded,) = (event for event in stage.events() if event["event"] == "frozen_loaded")
+    assert loaded["tier"] == "disk"
+
+
 def _read(shards: Path, truth: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", str(READER), str(shards), str(truth)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
