@@ -1,0 +1,264 @@
+"""The fleet: the agents of all nodes of a round, and what they come to together.
+
+A *round* is one crew of trainers; its nonce is drawn by rank 0 and reaches every agent through its own trainers. The
+agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and asks nobody.
+
+What is brought to a gathering or decided is kept for a while and told again to whoever connects, so a connection that
+broke, or an agent that replaces another, misses nothing. A node whose agent does not come back is dead: gatherings that
+wait for it end with an error, and its end is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from surefoot.core.documents import Fields
+from surefoot.core.presence import Presence
+from surefoot.errors import AgentError, ObjectMissingError, SurefootError, TierError
+from surefoot.mesh.channel import is_loopback
+from surefoot.mesh.discovery import announce, find, gather, places
+from surefoot.mesh.exchange import Answer, Hear
+from surefoot.mesh.mesh import Mesh
+from surefoot.mesh.secret import round_key, run_secret
+from surefoot.tiers.base import Tier
+from surefoot.wire import Body
+
+MEET_WITHIN_S = 60.0
+"""The agents of one round find each other within this."""
+DEAD_AFTER_S = 10.0
+"""From being lost: an agent that was killed is replaced in a moment, and training goes on meanwhile."""
+_LOOK_EVERY_S = 0.5
+_KEPT = 64
+"""Of what this node brought and decided, for who connects late."""
+
+
+class Fleet:
+    """One node's part. `spawn` runs a task that ends with the agent."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        run: str,
+        node: str,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        say: Callable[[str], None],
+    ) -> None:
+        self._tier = tier
+        self._run = run
+        self._spawn = spawn
+        self._say = say
+        self._mesh = Mesh(node, say=say)
+        self._port = 0
+        self._host = ""
+        self._round = ""
+        self._nodes: list[str] = [node]
+        self._values: dict[tuple[str, str], Body] = {}
+        """By gathering and node: what was brought."""
+        self._brought: OrderedDict[str, Body] = OrderedDict()
+        self._dead: set[str] = set()
+        self._changed = asyncio.Event()
+        self.on_dead: Callable[[str], None] = lambda node: None
+        """Told a node that is gone for good, as far as this round goes."""
+        self._mesh.on_lost = lambda node: self._spawn_look(node)
+        self._mesh.on_back = lambda node: say(f"node {node} is heard again")
+        self._mesh.on_linked = self._linked
+        self._mesh.hear("brought", self._hear_brought)
+
+    # ------------------------------------------------------------------ the round
+
+    @property
+    def me(self) -> str:
+        return self._mesh.me.node
+
+    @property
+    def nodes(self) -> list[str]:
+        """In the order of their lowest ranks."""
+        return list(self._nodes)
+
+    @property
+    def others(self) -> list[str]:
+        return [node for node in self._nodes if node != self.me]
+
+    @property
+    def alone(self) -> bool:
+        return len(self._nodes) == 1
+
+    @property
+    def leads(self) -> bool:
+        """This node has rank 0: what only one may do is done here."""
+        return self._nodes[0] == self.me
+
+    async def enter(self, nonce: str, meet: str, ranks: Sequence[int], world_size: int, *, again: bool = False) -> None:
+        """Meet the other nodes of a round.
+
+        Args:
+            nonce: the round.
+            meet: a host name or address by which the others are reached; says which interface to listen on.
+            ranks: global ranks of this node's trainers.
+            world_size: ranks of all nodes.
+            again: this agent replaces one that was in this round.
+
+        Raises:
+            AgentError: the others did not come in time, or cannot be reached.
+            SurefootError: the run's place has no good list of them.
+        """
+        self._forget()
+        if len(ranks) == world_size:
+            self._nodes = [self.me]
+            return
+        await self._listen(meet)
+        key = round_key(await run_secret(self._tier), self._run, nonce)
+        mine = Presence(self.me, self._mesh.me.life, (self._host,), self._port, tuple(sorted(ranks)), world_size)
+        await announce(self._tier, nonce, mine, instead=again)
+        found = await gather(self._tier, nonce, MEET_WITHIN_S)
+        self._round = nonce
+        self._nodes = sorted((node for node, one in found.items() if one.ranks), key=lambda node: found[node].ranks)
+        self._mesh.join(places(found.values()), key)
+        await self._mesh.wait_linked(MEET_WITHIN_S)
+
+    async def _listen(self, meet: str) -> None:
+        if self._port:
+            return
+        self._host, self._port = await self._mesh.listen(await asyncio.to_thread(_own_address, meet))
+        self._spawn(self._mesh.run())
+        # Its door opens in that task.
+        await asyncio.sleep(0)
+
+    def _forget(self) -> None:
+        self._values.clear()
+        self._brought.clear()
+        self._dead.clear()
+
+    # ------------------------------------------------------------------ telling and asking
+
+    def hear(self, operation: str, handler: Hear) -> None:
+        self._mesh.hear(operation, handler)
+
+    def answer(self, operation: str, handler: Answer) -> None:
+        self._mesh.answer(operation, handler)
+
+    def tell_all(self, body: Body) -> None:
+        """Tell every other node. Lost to one whose connection breaks just now."""
+        if not self.alone:
+            self._mesh.tell_all(body)
+
+    async def ask_all(self, body: Body, within_s: float) -> dict[str, Body]:
+        """What every other node answers; those that do not are left out, and named in the log."""
+        answers = await asyncio.gather(
+            *(self._mesh.ask(node, body, within_s) for node in self.others), return_exceptions=True
+        )
+        found: dict[str, Body] = {}
+        for node, one in zip(self.others, answers, strict=True):
+            if isinstance(one, SurefootError):
+                self._say(f"{body.get('op')}: {one}")
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found[node] = one
+        return found
+
+    # ------------------------------------------------------------------ coming to the same
+
+    async def gather(self, what: str, mine: Body) -> list[Body]:
+        """Bring this node's part of something; returns every node's, in the order of nodes.
+
+        Raises:
+            AgentError: a node is gone.
+        """
+        if self.alone:
+            return [mine]
+        self._bring(what, mine)
+        await self._until(what, self._nodes)
+        return [self._values[what, node] for node in self._nodes]
+
+    async def decide(self, what: str, decision: Callable[[], Awaitable[Body]]) -> Body:
+        """What the leading node decides, on every node. An error of its decision is an error of all.
+
+        Raises:
+            AgentError: the leading node is gone, or could not decide.
+        """
+        if self.alone:
+            return await decision()
+        if not self.leads:
+            await self._until(what, self._nodes[:1])
+            answer = self._values[what, self._nodes[0]]
+            if answer.get("error") is not None:
+                raise AgentError(str(answer["error"]))
+            return answer
+        try:
+            made = await decision()
+        except SurefootError as error:
+            self._bring(what, {"error": f"{error}"})
+            raise
+        self._bring(what, made)
+        return made
+
+    def _bring(self, what: str, mine: Body) -> None:
+        self._brought[what] = mine
+        while len(self._brought) > _KEPT:
+            self._brought.popitem(last=False)
+        self._values[what, self.me] = mine
+        self.tell_all({"op": "brought", "what": what, "value": mine})
+
+    async def _until(self, what: str, nodes: Iterable[str]) -> None:
+        while True:
+            missing = [node for node in nodes if (what, node) not in self._values]
+            if not missing:
+                return
+            gone = sorted(self._dead.intersection(missing))
+            if gone:
+                raise AgentError(f"node {', '.join(gone)} is gone")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _hear_brought(self, node: str, body: Body) -> None:
+        fields = Fields(body, "brought")
+        # What comes twice is the same, or newer: an agent that replaces another brings its own.
+        self._values[fields.text("what"), node] = dict(fields.mapping("value"))
+        self._changed.set()
+
+    def _linked(self, node: str, _fresh: bool) -> None:
+        for what, value in self._brought.items():
+            self._mesh.tell(node, {"op": "brought", "what": what, "value": value})
+
+    # ------------------------------------------------------------------ who is gone
+
+    def _spawn_look(self, node: str) -> None:
+        self._say(f"node {node} is not heard any more")
+        self._spawn(self._look_for(node, self._round))
+
+    async def _look_for(self, node: str, nonce: str) -> None:
+        """Its agent may have been replaced, and listen elsewhere; else it is dead."""
+        for _ in range(round(DEAD_AFTER_S / _LOOK_EVERY_S)):
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if nonce != self._round or node not in self._mesh.lost:
+                return
+            try:
+                self._mesh.move(node, (await find(self._tier, nonce, node)).place)
+            except (ObjectMissingError, TierError):
+                continue
+        self.declare_dead(node)
+
+    def declare_dead(self, node: str) -> None:
+        """Nothing more comes from that node in this round."""
+        if node in self.others and node not in self._dead:
+            self._dead.add(node)
+            self._changed.set()
+            self.on_dead(node)
+
+
+def _own_address(meet: str) -> str:
+    """The address of this machine by which `meet` sees it."""
+    try:
+        family, _kind, _protocol, _name, address = socket.getaddrinfo(meet, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing: a datagram socket only learns its route.
+            probe.connect(address)
+            mine = str(probe.getsockname()[0])
+    except OSError as error:
+        raise AgentError(f"no way to {meet}, where the ranks meet: {error}") from error
+    return "127.0.0.1" if is_loopback(mine) else mine
