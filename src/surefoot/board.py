@@ -58,6 +58,14 @@ class NodeWord(IntEnum):
     AGENT_PID = 10
     LATE_TARGET = 11
     """The step that every rank is to have in memory + 1, if it is held; 0 as long as that is not known."""
+    OTHERS = 12
+    """How many other nodes have ranks of this generation."""
+    OTHERS_GENERATION = 13
+    """The generation of which the next two words speak."""
+    OTHERS_SEALED = 14
+    """Newest step known to be sealed by every rank of the other nodes + 1; late, never early."""
+    OTHERS_PASSED = 15
+    """Newest step known to be sealed or given up by every rank of the other nodes + 1."""
 
 
 class RankWord(IntEnum):
@@ -152,15 +160,36 @@ class Board:
     def set_rank(self, local_rank: int, word: RankWord, value: int) -> None:
         self._words[(local_rank + 1) * _WORDS + word] = value
 
+    def set_others(self, generation: int, sealed: int, passed: int) -> None:
+        """What is known of the other nodes' ranks; steps, or -1."""
+        if self.node(NodeWord.OTHERS_GENERATION) != generation:
+            self.set_node(NodeWord.OTHERS_SEALED, 0)
+            self.set_node(NodeWord.OTHERS_PASSED, 0)
+            self.set_node(NodeWord.OTHERS_GENERATION, generation)
+        self.set_node(NodeWord.OTHERS_SEALED, sealed + 1)
+        self.set_node(NodeWord.OTHERS_PASSED, passed + 1)
+
     def sealed_on_all(self, generation: int, local_world_size: int) -> int:
-        """Newest step known to be sealed in this generation on every local rank, or -1."""
-        return self._lowest(RankWord.SEALED, generation, local_world_size)
+        """Newest step known to be sealed in this generation on every rank, or -1."""
+        here = self.lowest(RankWord.SEALED, generation, local_world_size)
+        return self._with_others(here, NodeWord.OTHERS_SEALED, generation)
 
     def passed_on_all(self, generation: int, local_world_size: int) -> int:
-        """Newest step that every local rank has sealed or given up in this generation, or -1."""
-        return self._lowest(RankWord.PASSED, generation, local_world_size)
+        """Newest step that every rank is known to have sealed or given up in this generation, or -1."""
+        here = self.lowest(RankWord.PASSED, generation, local_world_size)
+        return self._with_others(here, NodeWord.OTHERS_PASSED, generation)
 
-    def _lowest(self, word: RankWord, generation: int, local_world_size: int) -> int:
+    def _with_others(self, here: int, word: NodeWord, generation: int) -> int:
+        if not self.node(NodeWord.OTHERS):
+            return here
+        # The same order as for a rank's words.
+        before = self.node(NodeWord.OTHERS_GENERATION)
+        there = self.node(word) - 1
+        known = before == generation and self.node(NodeWord.OTHERS_GENERATION) == generation
+        return min(here, there) if known else -1
+
+    def lowest(self, word: RankWord, generation: int, local_world_size: int) -> int:
+        """The same of this node's ranks alone."""
         # A rank that enters a generation sets these words to 0 BEFORE it sets SEALED_GENERATION; read the other way
         # round, and the generation once more, so that the step is one of that generation.
         steps = []

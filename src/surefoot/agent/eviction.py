@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from surefoot.agent.crew import Crew
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
 from surefoot.agent.shipping import Shipper
@@ -12,6 +13,8 @@ from surefoot.agent.situation import Situation
 from surefoot.barrier import full_barrier
 from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
+from surefoot.core.documents import Fields
+from surefoot.wire import Body
 
 _ASSUMED_BYTES_PER_S = 100e6
 """Before anything was measured."""
@@ -22,6 +25,8 @@ _COPIED_BYTES_PER_S = 1e9
 _LATE_SPARE_S = 1.0
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
+_COUNT_WITHIN_S = 2.0
+"""For the other nodes to say where their ranks are, once they are held."""
 
 
 class Eviction:
@@ -29,12 +34,14 @@ class Eviction:
 
     def __init__(
         self,
+        fleet: Fleet,
         crew: Crew,
         memory: Memory,
         shipper: Shipper,
         situation: Situation,
         journal: Journal,
     ) -> None:
+        self._fleet = fleet
         self._crew = crew
         self._memory = memory
         self._shipper = shipper
@@ -45,10 +52,23 @@ class Eviction:
         self._margin_s = 0.0
         self.noticed = asyncio.Event()
         self._late_ordered = False
+        self._held = False
         self._nothing_to_ship = False
+        fleet.hear("notice", self._hear_notice)
+        fleet.answer("hold", self._asked_to_hold)
+        fleet.hear("target", self._hear_target)
 
     def notice(self, source: str, grace_s: float) -> None:
-        """An eviction was announced: say it to every trainer at once."""
+        """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
+        self._fleet.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
+        self._take_notice(source, grace_s)
+
+    def _hear_notice(self, node: str, body: Body) -> None:
+        # This node stays, but what it trains cannot go on: it is saved with all others, and its trainers leave.
+        fields = Fields(body, "notice")
+        self._take_notice(f"{fields.text('source')} on node {node}", fields.number("grace_s"))
+
+    def _take_notice(self, source: str, grace_s: float) -> None:
         deadline_s = boot_s() + grace_s
         if self.noticed.is_set():
             if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
@@ -83,7 +103,7 @@ class Eviction:
             if not self._crew.workers:
                 await self._shipper.drop_incomplete()
             if self._must_stage_late():
-                self._stage_late()
+                await self._stage_late()
             if self._must_ship_alone():
                 self._nothing_to_ship = not await self._shipper.ship_newest("agent")
             await self._shipper.something(_LOOK_EVERY_S)
@@ -126,22 +146,48 @@ class Eviction:
         copy_s = self._image_bytes() / _COPIED_BYTES_PER_S + _LATE_SPARE_S
         return sealed < finished and boot_s() >= self._deadline_s - self._ship_s() - self._margin_s - copy_s
 
-    def _stage_late(self) -> None:
+    async def _stage_late(self) -> None:
         """Have the newest finished step taken, whatever the trainers' main threads are doing.
 
         Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
         counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
         """
         self._late_ordered = True
+        counted = [self._hold()]
+        for node, answer in (await self._fleet.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
+            counted.append(Fields(answer, f"count of node {node}").integer("target"))
+        if len(counted) < len(self._fleet.nodes):
+            # The one that was not counted may be the foremost: nothing can be named.
+            self._journal.record("warning", what="not every node could be held: no step is staged late")
+            return
+        self._fleet.tell_all({"op": "target", "target": max(counted)})
+        self._aim(max(counted))
+
+    def _hold(self) -> int:
+        """No rank of this node passes its next fence; returns the newest step that one of them may have applied + 1."""
         board, workers = self._situation.board, self._crew.workers
-        board.set_node(NodeWord.LATE_TARGET, 0)
+        if not self._held:
+            # A target of an earlier launch; one that two nodes come to at once is the same.
+            self._held = True
+            board.set_node(NodeWord.LATE_TARGET, 0)
         for worker in workers:
             board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
         full_barrier()
-        target = max(
-            board.rank(worker.local_rank, word) for worker in workers for word in (RankWord.FINISHED, RankWord.ENTERED)
+        return max(
+            (board.rank(worker.local_rank, w) for worker in workers for w in (RankWord.FINISHED, RankWord.ENTERED)),
+            default=0,
         )
-        board.set_node(NodeWord.LATE_TARGET, target)
+
+    async def _asked_to_hold(self, _node: str, _body: Body) -> Body:
+        counted = self._hold()
+        self._late_ordered = True
+        return {"target": counted}
+
+    def _hear_target(self, _node: str, body: Body) -> None:
+        self._aim(Fields(body, "target").integer("target"))
+
+    def _aim(self, target: int) -> None:
+        self._situation.board.set_node(NodeWord.LATE_TARGET, target)
         self._journal.record("late", step=target - 1)
 
     def _must_ship_alone(self) -> bool:

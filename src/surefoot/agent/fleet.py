@@ -34,6 +34,8 @@ DEAD_AFTER_S = 10.0
 _LOOK_EVERY_S = 0.5
 _KEPT = 64
 """Of what this node brought and decided, for who connects late."""
+_KNOWN = 512
+"""Gatherings of which anything is remembered."""
 
 
 class Fleet:
@@ -55,10 +57,13 @@ class Fleet:
         self._port = 0
         self._host = ""
         self._round = ""
+        self._rounds = 0
         self._nodes: list[str] = [node]
-        self._values: dict[tuple[str, str], Body] = {}
+        self._values: OrderedDict[str, dict[str, Body]] = OrderedDict()
         """By gathering and node: what was brought."""
         self._brought: OrderedDict[str, Body] = OrderedDict()
+        self._latest: dict[str, Body] = {}
+        """Told again to whoever connects, by operation."""
         self._dead: set[str] = set()
         self._changed = asyncio.Event()
         self.on_dead: Callable[[str], None] = lambda node: None
@@ -88,9 +93,19 @@ class Fleet:
         return len(self._nodes) == 1
 
     @property
+    def round(self) -> str:
+        """Nonce of the round; empty if this node is alone."""
+        return "" if self.alone else self._round
+
+    @property
+    def leader(self) -> str:
+        """Where what only one may do is done: the node of rank 0, or the first one after it that is heard."""
+        silent = self._dead.union(self._mesh.lost)
+        return next((node for node in self._nodes if node not in silent), self.me)
+
+    @property
     def leads(self) -> bool:
-        """This node has rank 0: what only one may do is done here."""
-        return self._nodes[0] == self.me
+        return self.leader == self.me
 
     async def enter(self, nonce: str, meet: str, ranks: Sequence[int], world_size: int, *, again: bool = False) -> None:
         """Meet the other nodes of a round.
@@ -129,8 +144,11 @@ class Fleet:
         await asyncio.sleep(0)
 
     def _forget(self) -> None:
+        self._rounds += 1
+        self._changed.set()
         self._values.clear()
         self._brought.clear()
+        self._latest.clear()
         self._dead.clear()
 
     # ------------------------------------------------------------------ telling and asking
@@ -145,6 +163,20 @@ class Fleet:
         """Tell every other node. Lost to one whose connection breaks just now."""
         if not self.alone:
             self._mesh.tell_all(body)
+
+    def tell_on(self, body: Body) -> None:
+        """The same, and whoever connects later is told the last one of its operation."""
+        if not self.alone:
+            self._latest[str(body["op"])] = body
+            self._mesh.tell_all(body)
+
+    async def ask(self, node: str, body: Body, within_s: float) -> Body:
+        """The answer of one node.
+
+        Raises:
+            AgentError: none came in time, or it is an error.
+        """
+        return await self._mesh.ask(node, body, within_s)
 
     async def ask_all(self, body: Body, within_s: float) -> dict[str, Body]:
         """What every other node answers; those that do not are left out, and named in the log."""
@@ -171,9 +203,10 @@ class Fleet:
         """
         if self.alone:
             return [mine]
-        self._bring(what, mine)
+        self.bring(what, mine)
         await self._until(what, self._nodes)
-        return [self._values[what, node] for node in self._nodes]
+        values = self._values[what]
+        return [values[node] for node in self._nodes]
 
     async def decide(self, what: str, decision: Callable[[], Awaitable[Body]]) -> Body:
         """What the leading node decides, on every node. An error of its decision is an error of all.
@@ -183,30 +216,36 @@ class Fleet:
         """
         if self.alone:
             return await decision()
-        if not self.leads:
-            await self._until(what, self._nodes[:1])
-            answer = self._values[what, self._nodes[0]]
+        first = self._nodes[0]
+        if self.me != first:
+            await self._until(what, [first])
+            answer = self._values[what][first]
             if answer.get("error") is not None:
                 raise AgentError(str(answer["error"]))
             return answer
         try:
             made = await decision()
         except SurefootError as error:
-            self._bring(what, {"error": f"{error}"})
+            self.bring(what, {"error": f"{error}"})
             raise
-        self._bring(what, made)
+        self.bring(what, made)
         return made
 
-    def _bring(self, what: str, mine: Body) -> None:
+    def bring(self, what: str, mine: Body) -> None:
+        """This node's part of a gathering, without waiting for the others'."""
         self._brought[what] = mine
         while len(self._brought) > _KEPT:
             self._brought.popitem(last=False)
-        self._values[what, self.me] = mine
+        self._note(what, self.me, mine)
         self.tell_all({"op": "brought", "what": what, "value": mine})
 
     async def _until(self, what: str, nodes: Iterable[str]) -> None:
+        rounds = self._rounds
         while True:
-            missing = [node for node in nodes if (what, node) not in self._values]
+            if rounds != self._rounds:
+                raise AgentError("another round began")
+            here = self._values.get(what, {})
+            missing = [node for node in nodes if node not in here]
             if not missing:
                 return
             gone = sorted(self._dead.intersection(missing))
@@ -218,10 +257,17 @@ class Fleet:
     def _hear_brought(self, node: str, body: Body) -> None:
         fields = Fields(body, "brought")
         # What comes twice is the same, or newer: an agent that replaces another brings its own.
-        self._values[fields.text("what"), node] = dict(fields.mapping("value"))
+        self._note(fields.text("what"), node, dict(fields.mapping("value")))
+
+    def _note(self, what: str, node: str, value: Body) -> None:
+        self._values.setdefault(what, {})[node] = value
+        while len(self._values) > _KNOWN:
+            self._values.popitem(last=False)
         self._changed.set()
 
     def _linked(self, node: str, _fresh: bool) -> None:
+        for body in self._latest.values():
+            self._mesh.tell(node, body)
         for what, value in self._brought.items():
             self._mesh.tell(node, {"op": "brought", "what": what, "value": value})
 

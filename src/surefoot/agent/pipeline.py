@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from surefoot.agent.image_hash import ImageHash
 from surefoot.agent.memory import Held, ImageSet
 from surefoot.agent.pacer import Pacer
 from surefoot.board import Phase
-from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.commit import make_manifest
 from surefoot.core.layout import ShardId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.plan import Plan
@@ -32,7 +32,7 @@ _SHARDS_AT_ONCE = 4
 
 
 class Pipeline:
-    """Ships image sets. Stateless between ships, but for the bandwidth cap."""
+    """Ships this node's images, and commits. Stateless in between, but for the bandwidth cap."""
 
     def __init__(self, books: Books, disks: Tier | None, pacer: Pacer, on_phase: Callable[[Phase], None]) -> None:
         self._books = books
@@ -57,25 +57,20 @@ class Pipeline:
         self,
         images: ImageSet,
         plan: Plan,
-        current: Generation,
-        now: float,
         override: dict[str, Any],
         shipped: dict[int, Shard],
-    ) -> Manifest:
-        """Write and commit one step.
+    ) -> None:
+        """Write this node's shards of one step, and acknowledge them.
 
         Args:
             images: the step; its slots are pinned by the caller.
             plan: the plan that the images follow.
-            current: the generation that this agent works in; the images may be of an older one.
-            now: wall time for the manifest.
             override: fields that replace those of the ranks' records (why the agent ships by itself).
             shipped: by rank, what an earlier try of these very images acknowledged; this one's is added. A tier that is
                 nearly full, or fails now and then, need not take a shard twice.
 
         Raises:
             CorruptError: what was streamed does not match the hash: the image is bad.
-            SupersededError: a newer launch owns the run.
             TierError: the tier failed; nothing is visible, and it may be tried again.
         """
         self._on_phase(Phase.FLUSHING)
@@ -85,19 +80,35 @@ class Pipeline:
                 for part in images.parts:
                     if part.segment.rank not in shipped:
                         group.create_task(self._ship_shard(part, override, shipped))
-            shards = complete_set(shipped.values(), images.at)
-            assert shards is not None
-            self._on_phase(Phase.COMMITTING)
+        except* (CorruptError, OSError) as errors:
+            raise _first(errors) from None
+        finally:
+            self._on_phase(Phase.IDLE)
+
+    async def commit(self, shards: Sequence[Shard], current: Generation, now: float) -> Manifest:
+        """Commit a step whose shards are all acknowledged.
+
+        Args:
+            shards: one a rank, a complete set.
+            current: the generation that this agent works in; the images may be of an older one.
+            now: wall time for the manifest.
+
+        Raises:
+            SupersededError: a newer launch owns the run.
+            CorruptError: a record by which this is decided is damaged.
+            TierError: the tier failed; it may be tried again.
+        """
+        at = shards[0].id.at
+        self._on_phase(Phase.COMMITTING)
+        try:
             await self._refuse_if_superseded(current)
-            manifest = make_manifest(shards, await self._books.generation(images.at.generation), now)
+            manifest = make_manifest(shards, await self._books.generation(at.generation), now)
             standing = await self._books.put_manifest(manifest)
             if standing is None:
-                raise SupersededError(f"step {images.at.step} was given up by a newer generation before it was whole")
+                raise SupersededError(f"step {at.step} was given up by a newer generation before it was whole")
             # Whoever slept between the check and the put has changed nothing that counts, but must not train on.
             await self._refuse_if_superseded(current)
             return standing
-        except* (CorruptError, SupersededError, OSError) as errors:
-            raise _first(errors) from None
         finally:
             self._on_phase(Phase.IDLE)
 
@@ -108,7 +119,8 @@ class Pipeline:
             TierError: a drive failed or is full; the commit stands.
         """
         assert self._disks is not None
-        for part, shard in zip(images.parts, manifest.shards, strict=True):
+        for part in images.parts:
+            shard = manifest.shards[part.segment.rank]
             size_bytes = part.segment.geometry.image_bytes
             chunks = stream(part, xxhash.xxh3_128(), Pacer(None))
             await self._disks.put_stream(shard.key, chunks, size_bytes)

@@ -1,16 +1,21 @@
-"""Planning: when every rank has reported what it registered, one plan and one segment for each."""
+"""Planning: when every rank has reported what it registered, one plan, and one segment for each rank of this node.
+
+Every node makes the plan by itself, of all reports, by a pure function: what has one result needs no decision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from surefoot.agent.crew import Worker
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
 from surefoot.core.plan import Plan, Report, make_plan
-from surefoot.errors import ResourceError, SurefootError
+from surefoot.errors import AgentError, ResourceError, SurefootError
 from surefoot.segment import Segment
 from surefoot.wire import Body
 
@@ -18,58 +23,110 @@ _RECORD_SPARE_BYTES = 64 * 1024
 """Room for a record to grow before a new plan is needed."""
 
 
+_Entry = tuple[Worker, Body, Report]
+
+
 class Planner:
     """Gathers one report a rank. A report that comes twice (the agent was replaced) replaces the first."""
 
     def __init__(
         self,
+        fleet: Fleet,
         memory: Memory,
         journal: Journal,
         num_slots: int,
         pinned: Callable[[], list[tuple[Segment, int]]],
         on_planned: Callable[[Plan], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
+        self._fleet = fleet
+        self._spawn = spawn
         self._memory = memory
         self._journal = journal
         self._num_slots = num_slots
         self._pinned = pinned
         self._on_planned = on_planned
-        self._reports: dict[int, tuple[Worker, Body, Report]] = {}
+        self._reports: dict[int, _Entry] = {}
 
     def forget(self) -> None:
         self._reports.clear()
 
     async def report(self, worker: Worker, request: Body) -> None:
-        """Take a rank's report; with the last one, answer all."""
+        """Take a rank's report; with this node's last one, answer all, beside the connections."""
         try:
             self._reports[worker.rank] = (worker, request, Report.from_json(request.get("report")))
-            if len(self._reports) < worker.world_size:
-                return
-            await self._answer_all(worker.world_size)
         except SurefootError as error:
-            for other, asked, _report in list(self._reports.values()):
-                await other.link.reply(asked, error=str(error), kind=type(error).__name__)
+            await self._refuse([*self._reports.values(), (worker, request, Report())], error)
+            return
+        if len(self._reports) == worker.local_world_size:
+            # Kept by the task until the plan stands: whoever reported is answered, whatever comes of it.
+            entries = [self._reports[rank] for rank in sorted(self._reports)]
             self._reports.clear()
+            self._spawn(self._answer_all(entries))
 
-    async def _answer_all(self, world_size: int) -> None:
-        # Kept until the plan stands: whoever reported is answered, whatever comes of it.
-        entries = [self._reports[rank] for rank in range(world_size)]
-        plan = make_plan([report for _worker, _request, report in entries])
-        record_bytes = max(Fields(request, "report").integer("record_bytes") for _w, request, _r in entries)
-        asked = [Fields(request, "report").integer("slots") for _w, request, _r in entries]
-        num_slots = max(self._num_slots, *asked)
-        segments = self._reserve(plan, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots)
+    async def _answer_all(self, entries: Sequence[_Entry]) -> None:
+        try:
+            await self._plan(entries)
+        except SurefootError as error:
+            await self._refuse(entries, error)
+
+    async def _refuse(self, entries: Sequence[_Entry], error: SurefootError) -> None:
+        self._reports.clear()
+        for worker, request, _report in entries:
+            await worker.link.reply(request, error=str(error), kind=type(error).__name__)
+
+    async def _plan(self, entries: Sequence[_Entry]) -> None:
+        asked = [Fields(request, "report") for _worker, request, _report in entries]
+        what = f"plan {asked[0].integer('generation')} {asked[0].integer('step')}"
+        mine: Body = {
+            "reports": [[worker.rank, request["report"]] for worker, request, _report in entries],
+            "record_bytes": max(fields.integer("record_bytes") for fields in asked),
+            "slots": max(fields.integer("slots") for fields in asked),
+        }
+        brought = [Fields(one, what) for one in await self._fleet.gather(what, mine)]
+        plan = make_plan(self._reports_of(brought, entries))
+        record_bytes = max(one.integer("record_bytes") for one in brought)
+        num_slots = max(self._num_slots, *(one.integer("slots") for one in brought))
+        ranks = [worker.rank for worker, _request, _report in entries]
+        segments = await self._reserve_all(what, plan, ranks, record_bytes, num_slots)
         self._say(plan, segments, num_slots)
         self._on_planned(plan)
         pinned = self._pinned()
-        self._reports.clear()
         for (worker, request, _report), segment in zip(entries, segments, strict=True):
-            mine = [slot for other, slot in pinned if other is segment]
-            await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": mine}, (segment.fd,))
+            slots = [slot for other, slot in pinned if other is segment]
+            await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": slots}, (segment.fd,))
 
-    def _reserve(self, plan: Plan, record_capacity: int, num_slots: int) -> list[Segment]:
+    def _reports_of(self, brought: Sequence[Fields], entries: Sequence[_Entry]) -> list[Report]:
+        """In rank order."""
+        reports = {worker.rank: report for worker, _request, report in entries}
+        for one in brought:
+            for rank, report in one.items("reports"):
+                if rank not in reports:
+                    reports[rank] = Report.from_json(report)
+        world_size = entries[0][0].world_size
+        if sorted(reports) != list(range(world_size)):
+            raise AgentError(f"reports of ranks {sorted(reports)} came, of a world of {world_size}")
+        return [reports[rank] for rank in range(world_size)]
+
+    async def _reserve_all(
+        self, what: str, plan: Plan, ranks: Sequence[int], record_bytes: int, num_slots: int
+    ) -> list[Segment]:
+        """Reserve on every node, or on none: a rank without a segment could not take part in any save."""
         try:
-            return self._memory.reserve(plan, record_capacity, num_slots)
+            segments, error = self._reserve(plan, ranks, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots), None
+        except ResourceError as caught:
+            segments, error = [], caught
+        answers = await self._fleet.gather(f"{what} reserved", {"error": None if error is None else str(error)})
+        if error is not None:
+            raise error
+        for node, answer in zip(self._fleet.nodes, answers, strict=True):
+            if answer.get("error"):
+                raise ResourceError(f"node {node}: {answer['error']}")
+        return segments
+
+    def _reserve(self, plan: Plan, ranks: Sequence[int], record_capacity: int, num_slots: int) -> list[Segment]:
+        try:
+            return self._memory.reserve(plan, ranks, record_capacity, num_slots)
         except ResourceError:
             older = [segment for segment in self._memory.segments if segment.plan_hash != plan.hash]
             if not older:
@@ -80,7 +137,7 @@ class Planner:
                 "no image is in memory",
             )
             self._memory.drop(older)
-            return self._memory.reserve(plan, record_capacity, num_slots)
+            return self._memory.reserve(plan, ranks, record_capacity, num_slots)
 
     def _say(self, plan: Plan, segments: list[Segment], num_slots: int) -> None:
         slots = min(segment.num_slots for segment in segments)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from surefoot.agent.control import Link
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
@@ -16,6 +17,7 @@ from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
 from surefoot.agent.pins import Pins
 from surefoot.agent.planning import Planner
+from surefoot.agent.relay import Relay
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.clock import boot_s
@@ -42,6 +44,8 @@ class Reception:
 
     def __init__(
         self,
+        fleet: Fleet,
+        relay: Relay,
         crew: Crew,
         memory: Memory,
         planner: Planner,
@@ -56,6 +60,8 @@ class Reception:
         grace_s: float,
         around: Surroundings,
     ) -> None:
+        self._fleet = fleet
+        self._relay = relay
         self._crew = crew
         self._memory = memory
         self._planner = planner
@@ -212,19 +218,21 @@ class Reception:
         fields = Fields(body, "sealed")
         slot, seq = fields.integer("slot"), fields.integer("seq")
         at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        self._relay.tell()
         segment = self._memory.find(worker.rank, fields.text("plan"))
         if segment is None:
             raise AgentError(f"rank {worker.rank} sealed a slot of a segment that nobody knows")
         trigger = fields.optional_text("trigger")
         if trigger is not None:
             tag = fields.optional_text("tag")
-            self._shipper.sealed(segment, slot, seq, at, trigger, tag, worker.world_size)
+            self._shipper.sealed(segment, slot, seq, at, trigger, tag, worker.local_world_size)
         await self._shipper.passed(worker.rank, at)
         self._hasher.note(segment, slot)
         self._say_sealed(worker.rank, at.step, segment.geometry.image_bytes, trigger)
 
     async def _dropped(self, worker: Worker, body: Body) -> None:
         """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
+        self._relay.tell()
         fields = Fields(body, "dropped")
         at = StepId(fields.integer("step"), fields.integer("generation", 1))
         await self._shipper.dropped(worker.rank, at, fields.text("why"))
@@ -239,11 +247,20 @@ class Reception:
     async def _check(self, worker: Worker, body: Body) -> None:
         """All ranks ask, all get the same answer: whether any of them must plan again before this image."""
         self._checks[worker.rank] = (worker, body)
-        if len(self._checks) == worker.world_size:
-            asked, self._checks = self._checks, {}
-            replan = any(bool(request.get("drift")) for _worker, request in asked.values())
-            for other, request in asked.values():
-                await other.link.reply(request, replan=replan)
+        if len(self._checks) == worker.local_world_size:
+            asked, self._checks = list(self._checks.values()), {}
+            self._around.spawn(self._answer_checks(asked))
+
+    async def _answer_checks(self, asked: list[tuple[Worker, Body]]) -> None:
+        drift = any(bool(request.get("drift")) for _worker, request in asked)
+        what = f"check {self._situation.generation.number} {Fields(asked[0][1], 'check').integer('step')}"
+        try:
+            brought = await self._fleet.gather(what, {"drift": drift})
+            answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
+        except AgentError as error:
+            answer = {"error": str(error), "kind": "AgentError"}
+        for worker, request in asked:
+            await worker.link.reply(request, **answer)
 
     async def _loaded(self, worker: Worker, body: Body) -> None:
         future = worker.answers.get("loaded")
@@ -292,6 +309,7 @@ class Reception:
     async def _answer_bye(self, worker: Worker, body: Body) -> None:
         worker.leaving = True
         worker.failed = bool(body.get("failed"))
+        self._relay.tell()
         await self._shipper.left(worker.rank)
         self._journal.record("left", step=body.get("step"), finished=bool(body.get("finished")))
         self._situation.finished = self._situation.finished or bool(body.get("finished"))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.agent.commits import Commits
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
@@ -15,12 +18,15 @@ from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.situation import Situation
 from surefoot.board import NodeWord
-from surefoot.clock import boot_ns, boot_s, wall_s
+from surefoot.clock import boot_ns, boot_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
+from surefoot.core.documents import Fields
+from surefoot.core.held import HeldImages, newest_whole
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest, Shard
-from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
+from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
 from surefoot.segment import Segment
+from surefoot.wire import Body
 
 _URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
 _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
@@ -29,6 +35,7 @@ _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _RETENTION_EVERY_S = 5.0
 _OUTCOMES_KEPT = 32
+_CHOOSE_WITHIN_S = 10.0
 _ENSURE_S = 60.0
 """Given to all ranks to seal the last step, when nothing is being shipped."""
 
@@ -40,7 +47,10 @@ class Delivery:
     at: StepId
     trigger: str
     tag: str | None
-    world_size: int
+    num_parts: int
+    """Ranks of this node that take part."""
+    name: str
+    """The same on all nodes, and of no other delivery."""
     parts: dict[int, tuple[Segment, int, int]] = field(default_factory=dict)
     """By rank: segment, slot, seq."""
     shipped: dict[int, Shard] = field(default_factory=dict)
@@ -52,7 +62,27 @@ class Delivery:
 
     @property
     def complete(self) -> bool:
-        return len(self.parts) == self.world_size
+        return len(self.parts) == self.num_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one node has chosen for all to ship."""
+
+    at: StepId
+    plan: str
+    trigger: str
+    name: str
+
+    def to_json(self) -> Body:
+        at = {"step": self.at.step, "generation": self.at.generation}
+        return {**at, "plan": self.plan, "trigger": self.trigger, "name": self.name}
+
+    @classmethod
+    def from_json(cls, body: Body) -> Order:
+        fields = Fields(body, "order to ship")
+        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        return cls(at, fields.text("plan"), fields.text("trigger"), fields.text("name"))
 
 
 class Shipper:
@@ -60,8 +90,10 @@ class Shipper:
 
     def __init__(
         self,
+        fleet: Fleet,
         memory: Memory,
         pipeline: Pipeline,
+        commits: Commits,
         pins: Pins,
         keeper: Keeper,
         frozen: FrozenDesk,
@@ -69,9 +101,12 @@ class Shipper:
         situation: Situation,
         cadence: Cadence,
         copies: bool,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
+        self._fleet = fleet
         self._memory = memory
         self._pipeline = pipeline
+        self._commits = commits
         self._pins = pins
         self._keeper = keeper
         self._frozen = frozen
@@ -93,13 +128,17 @@ class Shipper:
         """By rank, what it gave up last: others may seal that step only later."""
         self._spare: list[tuple[int, Segment, int, int]] = []
         """Pins that nobody needs."""
+        self._spawn = spawn
         self.rate_bytes_per_s = 0.0
         """Measured speed of the last delivery; 0 before there is one."""
+        fleet.answer("inventory", self._inventory)
+        fleet.answer("ship newest", self._asked_to_ship_newest)
+        fleet.hear("ship", self._hear_order)
 
     # ------------------------------------------------------------------ what comes in
 
     def sealed(
-        self, segment: Segment, slot: int, seq: int, at: StepId, trigger: str, tag: str | None, world_size: int
+        self, segment: Segment, slot: int, seq: int, at: StepId, trigger: str, tag: str | None, num_parts: int
     ) -> None:
         """A rank sealed an image that is to be shipped; its slot is pinned."""
         if at == self._situation.committed and trigger == "periodic":
@@ -109,7 +148,7 @@ class Shipper:
             return
         delivery = self._find(at, trigger)
         if delivery is None:
-            delivery = Delivery(at, trigger, tag, world_size)
+            delivery = Delivery(at, trigger, tag, num_parts, f"{trigger} {at.step} {at.generation}")
             self._deliveries.append(delivery)
         delivery.parts[segment.rank] = (segment, slot, seq)
         if delivery.complete:
@@ -143,8 +182,8 @@ class Shipper:
             if not delivery.complete and rank not in delivery.parts:
                 await self._give_up(delivery, f"rank {rank} left before it took part")
 
-    def _ship(self, images: ImageSet, trigger: str) -> None:
-        delivery = Delivery(images.at, trigger, None, len(images.parts))
+    def _ship(self, images: ImageSet, trigger: str, name: str) -> None:
+        delivery = Delivery(images.at, trigger, None, len(images.parts), name)
         for part in images.parts:
             delivery.parts[part.segment.rank] = (part.segment, part.sealed.slot, part.sealed.seq)
         self._deliveries.append(delivery)
@@ -180,15 +219,55 @@ class Shipper:
         return f"step {step} is neither durable nor in memory"
 
     async def ship_newest(self, trigger: str) -> bool:
-        """Ship the newest whole image that is not durable. False if there is none."""
-        safe = self._situation.committed
-        sets = [images for images in await self._memory.whole_sets() if safe is None or images.at > safe]
-        newest = max(sets, key=lambda images: images.at, default=None)
-        if newest is None or not self._situation.has_generation:
+        """Ship the newest whole image that is not durable, on all nodes. False if there is none.
+
+        One node chooses: two that chose by themselves could wait for each other's other choice.
+        """
+        if self._fleet.leads:
+            return await self._choose(trigger)
+        leader = self._fleet.leader
+        try:
+            answer = await self._fleet.ask(leader, {"op": "ship newest", "trigger": trigger}, _CHOOSE_WITHIN_S)
+        except AgentError as error:
+            self._journal.record("warning", what=f"the newest step is not shipped yet: {error}")
+            return True
+        return bool(answer.get("found"))
+
+    async def _asked_to_ship_newest(self, _node: str, body: Body) -> Body:
+        return {"found": await self._choose(Fields(body, "ship newest").text("trigger"))}
+
+    async def _choose(self, trigger: str) -> bool:
+        if not self._situation.has_generation:
             return False
-        if not self.delivering(newest.at) and await self._pins.pin(newest) and not self.delivering(newest.at):
-            self._ship(newest, trigger)
+        mine = _inventory_of(await self._memory.sets())
+        theirs = await self._fleet.ask_all({"op": "inventory"}, _CHOOSE_WITHIN_S)
+        held = [*mine, *(one for body in theirs.values() for one in _read_inventory(body))]
+        safe = self._situation.committed
+        newest = newest_whole(held, safe)
+        if newest is None:
+            return False
+        if not self.delivering(newest.at):
+            order = Order(newest.at, newest.plan, trigger, f"{trigger} {newest.at.step} {secrets.token_hex(4)}")
+            self._fleet.tell_all({"op": "ship", **order.to_json()})
+            await self._ordered(order)
         return True
+
+    def _hear_order(self, _node: str, body: Body) -> None:
+        self._spawn(self._ordered(Order.from_json(body)))
+
+    async def _ordered(self, order: Order) -> None:
+        """Ship this node's images of a step that was chosen for all."""
+        parts = await self._memory.parts(order.at, order.plan)
+        images = ImageSet(order.at, order.plan, tuple(parts[rank] for rank in sorted(parts)))
+        if not parts and self._fleet.alone:
+            return
+        if not parts or not await self._pins.pin(images):
+            self._commits.give_up(order.name, "its image moved on before it could be kept")
+        elif not self.delivering(order.at):
+            self._ship(images, order.trigger, order.name)
+
+    async def _inventory(self, _node: str, _body: Body) -> Body:
+        return {"sets": [one.to_json() for one in _inventory_of(await self._memory.sets())]}
 
     def all_durable(self) -> bool:
         """True if memory holds nothing newer than the newest commit."""
@@ -247,6 +326,9 @@ class Shipper:
             self._periodic.clear()
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
             await self._frozen.ready()
+            if not self._fleet.leads:
+                # All ranks hear of it at the boundary; two clocks would save twice.
+                continue
             board = self._situation.board
             board.set_node(NodeWord.DURABLE_WANTED, board.node(NodeWord.DURABLE_WANTED) + 1)
 
@@ -289,14 +371,17 @@ class Shipper:
                 return
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
-            manifest = await self._pipeline.ship(
-                images, plan, self._situation.generation, wall_s(), override, delivery.shipped
-            )
+            await self._pipeline.ship(images, plan, override, delivery.shipped)
+            current = self._situation.generation
+            manifest = await self._commits.commit(delivery.name, delivery.at, delivery.shipped, current)
         except CorruptError as error:
             self._journal.record("quarantined", object=f"step {delivery.at.step}", tier="ram", why=str(error))
             await self._give_up(delivery, str(error))
         except SupersededError as error:
             self._situation.supersede(str(error))
+            await self._give_up(delivery, str(error))
+        except AgentError as error:
+            self._journal.record("skipped", step=delivery.at.step, why=str(error))
             await self._give_up(delivery, str(error))
         except TierError as error:
             await self._retry(delivery, error)
@@ -329,7 +414,8 @@ class Shipper:
         await self._retain(manifest)
 
     async def _retain(self, manifest: Manifest) -> None:
-        if boot_s() - self._retained_s < _RETENTION_EVERY_S or self._situation.board.node(NodeWord.NOTICE):
+        noticed = bool(self._situation.board.node(NodeWord.NOTICE))
+        if boot_s() - self._retained_s < _RETENTION_EVERY_S or noticed or not self._fleet.leads:
             return
         self._retained_s = boot_s()
         try:
@@ -393,6 +479,7 @@ class Shipper:
     async def _give_up(self, delivery: Delivery, why: str) -> None:
         if delivery in self._deliveries:
             self._deliveries.remove(delivery)
+        self._commits.give_up(delivery.name, why)
         self._resolve(delivery.at, why)
         await self._unpin(delivery)
         if delivery.trigger == "periodic":
@@ -460,3 +547,20 @@ class Shipper:
             "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._all()],
             "bytes_per_s": round(self.rate_bytes_per_s),
         }
+
+
+def _inventory_of(sets: Iterable[ImageSet]) -> list[HeldImages]:
+    return [
+        HeldImages(
+            one.at,
+            one.plan,
+            one.parts[0].segment.plan().world_size,
+            tuple(part.segment.rank for part in one.parts),
+            one.size_bytes,
+        )
+        for one in sets
+    ]
+
+
+def _read_inventory(body: Body) -> list[HeldImages]:
+    return [HeldImages.from_json(one) for one in Fields(body, "inventory").items("sets")]

@@ -7,6 +7,7 @@ collective raises first, or the agents act.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
@@ -53,6 +54,12 @@ class GlooAgreement:
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._pending: tuple[dist.Work, torch.Tensor] | None = None
         self._over = False
+
+    def draw(self) -> int:
+        """A random number, the same on all ranks."""
+        drawn = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
+        dist.broadcast(drawn, src=0, group=self._group)
+        return int(drawn)
 
     def settle(self, mine: Callable[[], Vector]) -> Vector:
         if self._over:

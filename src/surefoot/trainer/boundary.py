@@ -175,7 +175,7 @@ class Boundary:
         drift = self._any_drift(step, record) if must else False
         if todo.replan or drift:
             with uncollected():
-                self._plan(flat, len(record))
+                self._plan(step, flat, len(record))
             # Once more: under the new plan this rank's frozen file is another.
             record = self._record(step, flat, todo, saves, last)
         stager = self._stager
@@ -262,16 +262,23 @@ class Boundary:
         drift = stager is None or self._drift or len(record) > stager.segment.geometry.record_capacity
         if self._page.ranks.world_size == 1:
             return drift
-        answer, _fds = self._client.request({"op": "check", "drift": drift}, give_up=Alone(self._page, step).why)
+        answer, _fds = self._client.request({"op": "check", "step": step, "drift": drift}, give_up=Alone(self._page, step).why)
         return bool(answer["replan"])
 
-    def _plan(self, flat: Flat, record_bytes: int) -> None:
+    def _plan(self, step: int, flat: Flat, record_bytes: int) -> None:
         """Report what is registered, and get the plan and a segment for it."""
         several = self._page.ranks.world_size > 1
         report = report_of(flat, several=several, digest=self._registry.digest).to_json()
         slots = self._taker.wants_slots(named.tensor for named in flat.tensors)
         answer, fds = self._client.request(
-            {"op": "report", "report": report, "record_bytes": record_bytes, "slots": slots}
+            {
+                "op": "report",
+                "report": report,
+                "record_bytes": record_bytes,
+                "slots": slots,
+                "step": step,
+                "generation": self._generation,
+            }
         )
         old = self._stager
         segment = open_segment(fds[0], None, populate=True)

@@ -34,7 +34,7 @@ def find_ranks() -> Ranks:
     """This process among the others.
 
     Raises:
-        UsageError: there should be a process group and there is none yet, or the ranks span several machines.
+        UsageError: there should be a process group and there is none yet.
     """
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -46,11 +46,6 @@ def find_ranks() -> Ranks:
                 "torch.distributed.init_process_group() before surefoot.Run"
             )
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if local_world_size != world_size:
-        raise UsageError(
-            f"{world_size} ranks, {local_world_size} of them on this machine: runs over several machines are not "
-            "supported yet"
-        )
     return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), local_world_size)
 
 

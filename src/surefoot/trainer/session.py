@@ -73,6 +73,7 @@ class Session:
                 f"{self._uri} is already open in this process: leave its `with` block, or call its close(), first"
             )
         self._registry.register()
+        self._meet()
         self._connect()
         _open_runs.add(self._open_key)
         try:
@@ -86,6 +87,16 @@ class Session:
             self._registry.frozen.close()
             self._client.close()
             raise
+
+    def _meet(self) -> None:
+        """Ranks of several machines agree on a name of this round, by which their agents find each other."""
+        ranks = self._ranks
+        self._agreement = LoneAgreement()
+        self._round: Body = {}
+        if ranks.local_world_size < ranks.world_size:
+            self._agreement = agreement = GlooAgreement()
+            meet = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            self._round = {"round": f"{agreement.draw():016x}", "meet": meet}
 
     def _connect(self) -> None:
         options = self._options
@@ -128,7 +139,8 @@ class Session:
         finished = self._load(answer.get("start"))
         page.set(RankWord.FINISHED, finished + 1)
         self._registry.frozen.begin(several=self._ranks.world_size > 1)
-        self._agreement = GlooAgreement() if self._ranks.world_size > 1 else LoneAgreement()
+        if self._ranks.world_size > 1 and not self._round:
+            self._agreement = GlooAgreement()
         self._boundary = Boundary(
             self._client, page, self._registry, self._agreement, self.generation, self._options.staging
         )
@@ -271,6 +283,7 @@ class Session:
             "local_world_size": ranks.local_world_size,
             "incarnation": self._incarnation,
             "reconnect": reconnect,
+            **self._round,
         }
         return hello, [] if fd is None else [fd]
 
