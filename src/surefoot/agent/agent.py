@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.agent.books import Books
+from surefoot.agent.commits import Commits
 from surefoot.agent.control import Server
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.frozen_files import FrozenFiles
 from surefoot.agent.frozen_start import FrozenStart
@@ -26,12 +28,14 @@ from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.planning import Planner
 from surefoot.agent.reception import Reception
+from surefoot.agent.relay import Relay
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.start import Starter
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.clock import boot_s, wall_s
+from surefoot.core.documents import Fields
 from surefoot.core.plan import Plan
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.home import Home
@@ -65,6 +69,10 @@ class Agent:
         self._journal = journal
         self._situation = Situation(board, journal)
         self._memory = Memory(home, self._bad_memory)
+        self._fleet = Fleet(books.tier, home.run, _node_name(config), self.spawn, self._say)
+        self._fleet.on_dead = self._node_dead
+        self._fleet.hear("stop", self._hear_stop)
+        self._relay = Relay(self._fleet, board)
         self._crew = Crew(board, lambda: self._opening.crew_complete(), self._worker_gone)
         self._pins = Pins(self._crew)
         pacer = Pacer(config.cadence.max_bytes_per_s)
@@ -75,8 +83,10 @@ class Agent:
         needs = NeedsDesk(self._crew)
         keeper = Keeper(books, disks, frozen_files, journal)
         self._shipper = Shipper(
+            self._fleet,
             self._memory,
             pipeline,
+            Commits(self._fleet, books, pipeline),
             self._pins,
             keeper,
             self._frozen,
@@ -84,11 +94,16 @@ class Agent:
             self._situation,
             config.cadence,
             disks is not None,
+            self.spawn,
         )
         self._hasher = Hasher(self._memory, self._shipper.pinned)
-        planner = Planner(self._memory, journal, config.num_slots, self._shipper.pinned, self._planned)
-        self._eviction = Eviction(self._crew, self._memory, self._shipper, self._situation, journal)
+        planner = Planner(
+            self._fleet, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
+        )
+        self._eviction = Eviction(self._fleet, self._crew, self._memory, self._shipper, self._situation, journal)
         self._reception = Reception(
+            self._fleet,
+            self._relay,
             self._crew,
             self._memory,
             planner,
@@ -105,10 +120,21 @@ class Agent:
             self,
         )
         starter = Starter(
-            books, disks, self._memory, frozen_start, needs, journal, config.launch, config.node, config.resume
+            self._fleet,
+            books,
+            disks,
+            self._memory,
+            frozen_start,
+            needs,
+            journal,
+            config.launch,
+            config.node,
+            config.resume,
         )
         self._opening = Opening(
             home.run,
+            self._fleet,
+            self._relay,
             self._crew,
             starter,
             self._memory,
@@ -116,6 +142,7 @@ class Agent:
             self._situation,
             journal,
             self._reception.refusal,
+            self.spawn,
         )
         self._sources: list[NoticeSource] = [FileNotice(config.watch)] if config.watch is not None else []
         self._group: asyncio.TaskGroup | None = None
@@ -272,9 +299,27 @@ class Agent:
             return
         step = max(0, situation.board.rank(worker.local_rank, RankWord.FINISHED) - 1)
         self._journal.record("worker_lost", rank=worker.rank, pid=worker.pid, step=step)
+        # The other nodes' ranks would wait for it in a collective until that times out.
+        self._fleet.tell_all({"op": "stop", "why": f"rank {worker.rank} died"})
+        self._stop_crew(f"rank {worker.rank} died")
+
+    def _hear_stop(self, node: str, body: Body) -> None:
+        self._stop_crew(f"{Fields(body, 'stop').text('why')} on node {node}")
+
+    def _node_dead(self, node: str) -> None:
+        self._stop_crew(f"node {node} is gone")
+
+    def _stop_crew(self, why: str) -> None:
+        workers = self._crew.workers
+        if any(worker.hello.get("round", "") != self._fleet.round for worker in workers):
+            # Others than those of the round that this is about.
+            return
         ranks = self._crew.stop_all()
         if ranks:
-            self._journal.record("stopped", ranks=ranks, why=f"rank {worker.rank} died")
+            self._journal.record("stopped", ranks=ranks, why=why)
+
+    def _say(self, what: str) -> None:
+        self._journal.record("warning", what=what)
 
     async def _watch_supervisor(self) -> None:
         # By its process, not by its connection: it may die before it connects.
@@ -348,6 +393,12 @@ class Agent:
 
     def _bad_memory(self, what: str, why: str) -> None:
         self._journal.record("quarantined", object=what, tier="ram", why=why)
+
+
+def _node_name(config: AgentConfig) -> str:
+    """Unlike that of any other node, and the same for the agent that replaces this one."""
+    host = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in config.node).lstrip("._-")
+    return f"{host[:100] or 'node'}-{config.launch[:12]}"
 
 
 async def _process_gone(pid: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from surefoot.agent.books import Books
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.pipeline import Pipeline
-from surefoot.clock import boot_s, wall_s
+from surefoot.clock import wall_s
 from surefoot.core.commit import complete_set
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId

@@ -208,6 +208,20 @@ class Fleet:
         values = self._values[what]
         return [values[node] for node in self._nodes]
 
+    async def from_first(self, what: str) -> Body:
+        """What the node of rank 0 brought.
+
+        Raises:
+            AgentError: it is gone.
+        """
+        await self._until(what, self._nodes[:1])
+        return self._values[what][self._nodes[0]]
+
+    @property
+    def is_first(self) -> bool:
+        """This node has rank 0."""
+        return self._nodes[0] == self.me
+
     async def decide(self, what: str, decision: Callable[[], Awaitable[Body]]) -> Body:
         """What the leading node decides, on every node. An error of its decision is an error of all.
 

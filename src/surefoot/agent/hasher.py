@@ -45,7 +45,8 @@ class Hasher:
         if plan is None or not any(held is not None and held.segment.plan_hash == plan.hash for held in hashed):
             return
         older = [segment for segment in self._memory.segments if segment.plan_hash != plan.hash]
-        newest = {self._newest_hashed(rank, plan.hash) for rank in range(plan.world_size)} if older else set()
+        ranks = {segment.rank for segment in self._memory.segments if segment.plan_hash == plan.hash}
+        newest = {self._newest_hashed(rank, plan.hash) for rank in ranks} if older else set()
         if len(newest) == 1 and None not in newest:
             pinned = {id(segment) for segment, _slot in self._pinned()}
             self._memory.drop(segment for segment in older if id(segment) not in pinned)

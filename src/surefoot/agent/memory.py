@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """All ranks' images of one step, of one plan."""
+    """Images of one step, of one plan: this node's, or those of all ranks."""
 
     at: StepId
     plan: str
@@ -125,15 +125,14 @@ class Memory:
         found = self.find(rank, plan.hash)
         return found if found is not None and found.geometry.record_capacity >= record_capacity else None
 
-    def reserve(self, plan: Plan, record_capacity: int, num_slots: int) -> list[Segment]:
-        """A segment for each rank of a plan: those that are there, and new ones with as many slots as there is
-        memory for, from `num_slots` down to two.
+    def reserve(self, plan: Plan, ranks: Sequence[int], record_capacity: int, num_slots: int) -> list[Segment]:
+        """A segment for each of these ranks of a plan: those that are there, and new ones with as many slots as there
+        is memory for, from `num_slots` down to two.
 
         Raises:
             ResourceError: not even two slots fit; says need and have.
         """
         capacity = round_up(record_capacity)
-        ranks = range(plan.world_size)
         images = {rank: plan.image(rank) for rank in ranks if self.usable(plan, rank, capacity) is None}
         step_bytes = sum(capacity + round_up(image.size_bytes) for image in images.values())
         slots = _affordable_slots(step_bytes, num_slots)
@@ -186,18 +185,19 @@ class Memory:
 
     async def whole_sets(self) -> list[ImageSet]:
         """Every step of which all ranks' images are here and hashed. Answers only after every sealed slot is hashed."""
+        return [one for one in await self.sets() if len(one.parts) == one.parts[0].segment.plan().world_size]
+
+    async def sets(self) -> list[ImageSet]:
+        """Every step of which any rank's image is here and hashed. Answers only after every sealed slot is hashed."""
         found: dict[tuple[StepId, str], dict[int, Held]] = {}
-        plans: dict[str, Plan] = {}
         for segment in list(self._all):
             for slot in range(segment.num_slots):
                 held = await self.hash_slot(segment, slot)
                 if held is not None and self._is_good(held):
                     found.setdefault((held.sealed.at, segment.plan_hash), {})[segment.rank] = held
-                    plans.setdefault(segment.plan_hash, segment.plan())
         return [
             ImageSet(at, plan_hash, tuple(parts[rank] for rank in sorted(parts)))
             for (at, plan_hash), parts in found.items()
-            if sorted(parts) == list(range(plans[plan_hash].world_size))
         ]
 
     async def parts(self, at: StepId, plan_hash: str) -> dict[int, Held]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from surefoot.agent.crew import Crew, Worker
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Held, Memory
 from surefoot.agent.needs import of_rank
+from surefoot.agent.relay import Relay
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.start import Beginning, Starter
@@ -26,6 +29,8 @@ class Opening:
     def __init__(
         self,
         run: str,
+        fleet: Fleet,
+        relay: Relay,
         crew: Crew,
         starter: Starter,
         memory: Memory,
@@ -33,8 +38,11 @@ class Opening:
         situation: Situation,
         journal: Journal,
         refusal: Callable[[], Body | None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._run = run
+        self._fleet = fleet
+        self._relay = relay
         self._crew = crew
         self._starter = starter
         self._memory = memory
@@ -42,6 +50,7 @@ class Opening:
         self._situation = situation
         self._journal = journal
         self._refusal = refusal
+        self._spawn = spawn
         self._wanted = asyncio.Event()
 
     def crew_complete(self) -> None:
@@ -49,7 +58,10 @@ class Opening:
         known = [bool(worker.hello.get("reconnect")) for worker in self._crew.workers]
         if not any(known):
             self._wanted.set()
-        elif not all(known):
+        elif all(known):
+            if "round" in self._crew.workers[0].hello:
+                self._spawn(self.meet_again())
+        else:
             # The agent before this one died while it let them start: some have, some have not.
             self._journal.record("stopped", ranks=self._crew.stop_all(), why="the agent was lost while they started")
 
@@ -72,11 +84,14 @@ class Opening:
         while True:
             await self._crew.incomplete_for(COMPLETE_WITHIN_S)
             here = [worker.rank for worker in self._crew.workers]
-            missing = sorted(set(range(self._crew.workers[0].world_size)) - set(here))
+            first = self._crew.workers[0]
+            missing = f"rank(s) {sorted(set(range(first.world_size)) - set(here))}"
+            if first.local_world_size < first.world_size:
+                missing = f"{first.local_world_size - len(here)} other rank(s) of this machine"
             for worker in self._crew.workers:
                 await worker.link.reply(
                     worker.hello,
-                    error=f"rank(s) {here} opened the run, rank(s) {missing} did not within "
+                    error=f"rank(s) {here} opened the run, {missing} did not within "
                     f"{COMPLETE_WITHIN_S:.0f} s: open surefoot.Run on every rank",
                     kind="UsageError",
                 )
@@ -84,6 +99,7 @@ class Opening:
 
     async def _open(self, workers: list[Worker]) -> None:
         await self._shipper.drop_incomplete()
+        await self._meet(workers, again=False)
         beginning = await self._starter.begin(workers[0].world_size, lambda: self._refusal() is not None)
         if beginning is None:
             for worker in workers:
@@ -94,6 +110,22 @@ class Opening:
             await self._hand_over(beginning, workers)
         finally:
             self._starter.release(beginning.image)
+
+    async def _meet(self, workers: list[Worker], *, again: bool) -> None:
+        first, ranks = workers[0], [worker.rank for worker in workers]
+        nonce, meet = str(first.hello.get("round", "")), str(first.hello.get("meet", ""))
+        await self._fleet.enter(nonce, meet, ranks, first.world_size, again=again)
+
+    async def meet_again(self) -> None:
+        """This agent replaces one whose trainers train on: take its place among the other nodes' agents."""
+        workers = self._crew.workers
+        try:
+            await self._meet(workers, again=True)
+        except SurefootError as error:
+            self._journal.record("warning", what=f"cannot take its place among the other nodes: {error}")
+            return
+        self._relay.begin(self._situation.generation.number, len(workers))
+        self._relay.tell()
 
     def _enter(self, beginning: Beginning) -> None:
         generation, image = beginning.generation, beginning.image
@@ -109,7 +141,8 @@ class Opening:
         )
         self._void_history(list(image.held.parts) if image is not None and image.held is not None else [])
         self._situation.enter(generation, image.source.at.step if image is not None else 0)
-        self._situation.forget_ranks(generation.world_size)
+        self._situation.forget_ranks(len(self._crew.workers))
+        self._relay.begin(generation.number, len(self._crew.workers))
 
     def _void_history(self, kept: list[Held]) -> None:
         uploading = [
@@ -129,7 +162,9 @@ class Opening:
             await self._send_start(worker, beginning)
         answers = await asyncio.gather(*loaded, return_exceptions=True)
         # One rank's failure is every rank's, with the first cause as text, within moments and by no collective.
-        errors = [_problem(answer) for answer in answers if _problem(answer)]
+        mine = next((_problem(answer) for answer in answers if _problem(answer)), None)
+        brought = await self._fleet.gather(f"loaded {beginning.generation.number}", {"error": mine})
+        errors = [str(one["error"]) for one in brought if one.get("error")]
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, dict):
                 await worker.link.reply(answer, **({"error": errors[0]} if errors else {"ok": True}))

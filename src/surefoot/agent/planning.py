@@ -56,7 +56,7 @@ class Planner:
         try:
             self._reports[worker.rank] = (worker, request, Report.from_json(request.get("report")))
         except SurefootError as error:
-            await self._refuse([*self._reports.values(), (worker, request, Report())], error)
+            await self._refuse([*self._reports.values(), (worker, request, Report((), ""))], error)
             return
         if len(self._reports) == worker.local_world_size:
             # Kept by the task until the plan stands: whoever reported is answered, whatever comes of it.
@@ -113,7 +113,10 @@ class Planner:
     ) -> list[Segment]:
         """Reserve on every node, or on none: a rank without a segment could not take part in any save."""
         try:
-            segments, error = self._reserve(plan, ranks, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots), None
+            segments, error = (
+                self._reserve(plan, ranks, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots),
+                None,
+            )
         except ResourceError as caught:
             segments, error = [], caught
         answers = await self._fleet.gather(f"{what} reserved", {"error": None if error is None else str(error)})

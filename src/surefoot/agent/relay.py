@@ -1,7 +1,7 @@
 """Relay: how far this node's ranks are, told to the other nodes; and theirs, for this node's trainers to read.
 
-What trainers wait for stands on the board (see `surefoot.board`): a minimum over the other nodes that may be late and is
-never early, so that who waits for it waits a little too long when a message is lost, and never goes on too soon.
+What trainers wait for stands on the board (see `surefoot.board`): a minimum over the other nodes that may be late and
+is never early, so that who waits for it waits a little too long when a message is lost, and never goes on too soon.
 """
 
 from __future__ import annotations

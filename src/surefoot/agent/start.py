@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.agent.books import Books
 from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
+from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
@@ -23,8 +24,17 @@ from surefoot.core.lineage import Cuts, counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.plan import Plan
 from surefoot.core.recovery import Place, Source, ranking
-from surefoot.errors import CorruptError, ObjectExistsError, ObjectMissingError, RestoreError, TierError
+from surefoot.errors import (
+    AgentError,
+    CorruptError,
+    ObjectExistsError,
+    ObjectMissingError,
+    RestoreError,
+    SurefootError,
+    TierError,
+)
 from surefoot.tiers.base import Tier
+from surefoot.wire import Body
 
 _LISTED_WITHIN_S = 30.0
 """A shared directory may show a new name to other machines only after a while."""
@@ -59,6 +69,7 @@ class Starter:
 
     def __init__(
         self,
+        fleet: Fleet,
         books: Books,
         disks: Tier | None,
         memory: Memory,
@@ -69,6 +80,8 @@ class Starter:
         node: str,
         resume: str,
     ) -> None:
+        self._fleet = fleet
+        self._orders = 0
         self._books = books
         self._disks = disks
         self._memory = memory
@@ -88,11 +101,83 @@ class Starter:
             RestoreError: the run has history, but nothing of it can be restored.
             CorruptError: a record by which it is decided what counts is damaged or missing.
             TierError: a tier did not answer, or not completely. Never taken for "nothing there".
+            AgentError: another node is gone, or refuses.
         """
-        began_s = boot_s()
-        taken = 0
         self._frozen.forget()
         self._needs.forget()
+        self._orders = 0
+        if not self._fleet.is_first:
+            return await self._follow()
+        try:
+            beginning = await self._choose(world_size, give_way)
+        except SurefootError as error:
+            self._order({"error": str(error)})
+            raise
+        if beginning is None:
+            self._order({"error": "node of rank 0 is being evicted, or superseded"})
+        else:
+            self._order({"begin": beginning.generation.to_bytes().decode("ascii")})
+        return beginning
+
+    async def _follow(self) -> Beginning | None:
+        """Do as the node of rank 0 orders: fetch what it names, until it says what was claimed."""
+        began_s = boot_s()
+        image: Image | None = None
+        while True:
+            what = self._next_order()
+            order = await self._fleet.from_first(what)
+            if order.get("error") is not None:
+                self.release(image)
+                raise AgentError(str(order["error"]))
+            if order.get("begin") is not None:
+                generation = Generation.from_bytes(str(order["begin"]).encode("ascii"), what)
+                return Beginning(generation, image, {"fetch": round(boot_s() - began_s, 4)})
+            self.release(image)
+            image, why = await self._try(StepId(int(order["step"]), int(order["generation"])))
+            await self._fleet.gather(f"tried {what}", {"error": why})
+
+    async def _try(self, at: StepId) -> tuple[Image | None, str | None]:
+        """Fetch a committed step for this node's trainers. With the image, or why there is none."""
+        try:
+            manifest = await self._manifest(at)
+            for source in self._stored(manifest):
+                image = await self._load(source, None, manifest)
+                if image is not None and await self._settled(image):
+                    return image, None
+        except SurefootError as error:
+            return None, str(error)
+        return None, "; ".join(f"{what}: {why}" for what, why in self._refused.items()) or f"{at} is not there"
+
+    def _next_order(self) -> str:
+        self._orders += 1
+        return f"order {self._fleet.round} {self._orders}"
+
+    def _order(self, order: Body) -> None:
+        if not self._fleet.alone:
+            self._fleet.bring(self._next_order(), order)
+
+    async def _others_have(self, image: Image) -> bool:
+        """True if every other node could fetch what its trainers need of an image."""
+        if self._fleet.alone:
+            return True
+        at = image.source.at
+        what = self._next_order()
+        self._fleet.bring(what, {"step": at.step, "generation": at.generation})
+        try:
+            answers = await self._fleet.gather(f"tried {what}", {"error": None})
+        except BaseException:
+            self.release(image)
+            raise
+        why = next((str(answer["error"]) for answer in answers if answer.get("error") is not None), None)
+        if why is not None:
+            self.release(image)
+            self._refused[f"step {at.step} on another node"] = why
+            self._journal.record("warning", what=f"step {at.step} is passed over: {why}")
+        return why is None
+
+    async def _choose(self, world_size: int, give_way: Callable[[], bool]) -> Beginning | None:
+        began_s = boot_s()
+        taken = 0
         while True:
             generations = await self._generations(taken)
             chain = cuts(generations)
@@ -177,7 +262,9 @@ class Starter:
         self, generations: Mapping[int, Generation], chain: Cuts, committed: Sequence[StepId]
     ) -> Image | None:
         """The newest image that counts and verifies, nearest place first."""
-        sets = {self._source_of(images): images for images in await self._memory.whole_sets()}
+        # Memory that lies on several nodes is no source yet: each would need parts of the others'.
+        whole = await self._memory.whole_sets() if self._fleet.alone else []
+        sets = {self._source_of(images): images for images in whole}
         commits = [at for at in committed if counts(at, chain)]
         steps = sorted({*commits, *(source.at for source in sets if counts(source.at, chain))}, reverse=True)
         # A parent that was committed is history, also if nothing of it is left to be listed.
@@ -192,7 +279,7 @@ class Starter:
             here = {source: images for source, images in sets.items() if source.at == at}
             for source in ranking([*here, *self._stored(manifest)], chain):
                 image = await self._load(source, here.get(source), manifest)
-                if image is not None and await self._settled(image):
+                if image is not None and await self._settled(image) and await self._others_have(image):
                     return image
         image = await self._last_resort(given_up)
         if image is None:
@@ -206,7 +293,7 @@ class Starter:
                 continue
             for source in self._stored(manifest):
                 image = await self._load(source, None, manifest)
-                if image is not None and await self._settled(image):
+                if image is not None and await self._settled(image) and await self._others_have(image):
                     self._journal.record("warning", what=f"step {manifest.at.step} had been given up, but is whole")
                     return image
         return None

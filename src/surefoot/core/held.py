@@ -59,7 +59,9 @@ def whole_steps(held: Iterable[HeldImages]) -> list[WholeStep]:
         ranks.setdefault((one.at, one.plan), set()).update(one.ranks)
         sizes.setdefault((one.at, one.plan), set()).add(one.world_size)
     whole = [
-        WholeStep(*key) for key, found in ranks.items() if sizes[key] == {len(found)} and found == set(range(len(found)))
+        WholeStep(*key)
+        for key, found in ranks.items()
+        if sizes[key] == {len(found)} and found == set(range(len(found)))
     ]
     return sorted(whole, key=lambda step: (-step.at.step, -step.at.generation, step.plan))
 

@@ -262,7 +262,9 @@ class Boundary:
         drift = stager is None or self._drift or len(record) > stager.segment.geometry.record_capacity
         if self._page.ranks.world_size == 1:
             return drift
-        answer, _fds = self._client.request({"op": "check", "step": step, "drift": drift}, give_up=Alone(self._page, step).why)
+        answer, _fds = self._client.request(
+            {"op": "check", "step": step, "drift": drift}, give_up=Alone(self._page, step).why
+        )
         return bool(answer["replan"])
 
     def _plan(self, step: int, flat: Flat, record_bytes: int) -> None:
