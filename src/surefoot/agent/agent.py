@@ -19,6 +19,7 @@ from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Memory
+from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.opening import Opening
 from surefoot.agent.pacer import Pacer
 from surefoot.agent.pins import Pins
@@ -71,6 +72,7 @@ class Agent:
         frozen_files = FrozenFiles(books, disks, journal)
         self._frozen = FrozenDesk(self._crew, self._memory, frozen_files, pacer, journal, self.spawn)
         frozen_start = FrozenStart(self._crew, self._frozen, frozen_files, journal)
+        needs = NeedsDesk(self._crew)
         keeper = Keeper(books, disks, frozen_files, journal)
         self._shipper = Shipper(
             self._memory,
@@ -96,12 +98,15 @@ class Agent:
             self._eviction,
             self._frozen,
             frozen_start,
+            needs,
             self._situation,
             journal,
             config.grace_s,
             self,
         )
-        starter = Starter(books, disks, self._memory, frozen_start, journal, config.launch, config.node, config.resume)
+        starter = Starter(
+            books, disks, self._memory, frozen_start, needs, journal, config.launch, config.node, config.resume
+        )
         self._opening = Opening(
             home.run,
             self._crew,

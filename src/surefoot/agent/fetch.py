@@ -13,6 +13,7 @@ import xxhash
 from surefoot.core.image import round_up
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
+from surefoot.core.ranges import Range
 from surefoot.errors import CorruptError, ObjectMissingError, ResourceError, TierError
 from surefoot.events import human_bytes
 from surefoot.memory_room import available_bytes
@@ -42,6 +43,8 @@ class Fetched:
     size_bytes: int
     owned: bool
     """The descriptor is to be closed after use (not a segment's own)."""
+    ranges: tuple[Range, ...] | None = None
+    """What of it is there; None for all."""
 
 
 async def fetch_step(

@@ -200,6 +200,20 @@ class Memory:
             if sorted(parts) == list(range(plans[plan_hash].world_size))
         ]
 
+    async def parts(self, at: StepId, plan_hash: str) -> dict[int, Held]:
+        """The images of one step that are here and hashed, by rank; not of every rank, perhaps."""
+        found = {}
+        for segment in [segment for segment in self._all if segment.plan_hash == plan_hash]:
+            for sealed in segment.all_sealed():
+                held = await self.hash_slot(segment, sealed.slot) if sealed.at == at else None
+                if held is not None and self._is_good(held):
+                    found[segment.rank] = held
+        return found
+
+    def give_up(self, held: Held, why: str) -> None:
+        """An image turned out bad."""
+        self._give_up(held.segment, held.sealed, why)
+
     async def verify(self, images: ImageSet) -> None:
         """Hash a set again, before it is trusted with a restore.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Held, Memory
+from surefoot.agent.needs import of_rank
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.start import Beginning, Starter
@@ -145,6 +146,7 @@ class Opening:
             tier=image.source.place if image is not None else None,
             redone_steps=None if before is None else max(0, before - self._situation.begun_at),
             phases={**beginning.phases, "load": round(load_s, 4)},
+            reads=image.reads.to_json() if image is not None and image.reads is not None else None,
         )
 
     async def _send_start(self, worker: Worker, beginning: Beginning) -> None:
@@ -152,15 +154,15 @@ class Opening:
         start: Body | None = None
         if image is not None:
             for fetched in image.fetched:
-                place = {"rank": fetched.rank, "offset": fetched.offset, "size": fetched.size_bytes}
+                place: Body = {"rank": fetched.rank, "offset": fetched.offset, "size": fetched.size_bytes}
+                place |= {"ranges": None if fetched.ranges is None else [list(one) for one in fetched.ranges]}
                 await worker.link.send({"op": "image", **place}, (fetched.fd,))
-            known = worker.rank < len(image.records)
-            of_rank = worker.rank if known else 0
+            saved_rank = of_rank(image.plan, worker.rank)
             start = {
                 "step": image.source.at.step,
                 "plan": image.plan.body,
-                "record": dict(image.records[of_rank]),
-                "of_rank": of_rank,
+                "record": dict(image.records[saved_rank]),
+                "of_rank": saved_rank,
                 "place": image.source.place,
             }
         await worker.link.reply(

@@ -14,6 +14,7 @@ from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Memory
+from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.pins import Pins
 from surefoot.agent.planning import Planner
 from surefoot.agent.shipping import Shipper
@@ -51,6 +52,7 @@ class Reception:
         eviction: Eviction,
         frozen: FrozenDesk,
         frozen_start: FrozenStart,
+        needs: NeedsDesk,
         situation: Situation,
         journal: Journal,
         grace_s: float,
@@ -89,6 +91,7 @@ class Reception:
             "frozen": frozen.announced,
             "frozen_gone": frozen.gone,
             "frozen_checked": frozen_start.checked,
+            "needs": needs.answered,
         }
 
     async def converse(self, link: Link, first: Body, fds: list[int]) -> None:

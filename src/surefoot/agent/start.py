@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from surefoot.agent.books import Books
@@ -12,6 +13,9 @@ from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
 from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
+from surefoot.agent.needs import Needs, NeedsDesk
+from surefoot.agent.ranges import CopiesPlace, Reads, RunPlace, fetch_portions, memory_place, portion_of
+from surefoot.agent.ranges import Place as NearPlace
 from surefoot.clock import boot_s, wall_s
 from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.layout import StepId, commit_key, generation_key, plan_key
@@ -37,6 +41,8 @@ class Image:
     records: tuple[Mapping[str, Any], ...]
     held: ImageSet | None
     """The set in shared memory that it came from, if it did."""
+    reads: Reads | None = None
+    """What was read of its shards; None if all of them were taken whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Starter:
         disks: Tier | None,
         memory: Memory,
         frozen: FrozenStart,
+        needs: NeedsDesk,
         journal: Journal,
         launch: str,
         node: str,
@@ -66,6 +73,7 @@ class Starter:
         self._disks = disks
         self._memory = memory
         self._frozen = frozen
+        self._needs = needs
         self._journal = journal
         self._launch = launch
         self._node = node
@@ -84,6 +92,7 @@ class Starter:
         began_s = boot_s()
         taken = 0
         self._frozen.forget()
+        self._needs.forget()
         while True:
             generations = await self._generations(taken)
             chain = cuts(generations)
@@ -259,17 +268,35 @@ class Starter:
         if images is not None:
             return await self._load_held(source, images)
         assert manifest is not None
-        tier = self._books.tier
+        plan = await self._plan(manifest)
+        if plan is None:
+            return None
+        needs = await self._needs.ask(plan)
         try:
-            plan = await self._books.plan(manifest.plan)
-            fetched = await fetch_step(tier, self._disks, manifest, plan, self._drop_copy)
+            fetched, reads = await self._fetch(manifest, plan, needs)
         except ShardError as error:
-            await self._quarantine(error.key, tier.name, error.why)
+            await self._quarantine(error.key, self._books.tier.name, error.why)
             return None
+        return Image(source, plan, fetched, tuple(shard.record for shard in manifest.shards), None, reads)
+
+    async def _plan(self, manifest: Manifest) -> Plan | None:
+        try:
+            return await self._books.plan(manifest.plan)
         except (CorruptError, ObjectMissingError) as error:
-            await self._quarantine(plan_key(manifest.plan), tier.name, str(error))
+            await self._quarantine(plan_key(manifest.plan), self._books.tier.name, str(error))
             return None
-        return Image(source, plan, fetched, tuple(shard.record for shard in manifest.shards), None)
+
+    async def _fetch(self, manifest: Manifest, plan: Plan, needs: Needs | None) -> tuple[list[Fetched], Reads | None]:
+        """The shards whole, or what is needed of them."""
+        if needs is None:
+            return await fetch_step(self._books.tier, self._disks, manifest, plan, self._drop_copy), None
+        places: list[NearPlace] = [await memory_place(self._memory, manifest)]
+        if self._disks is not None:
+            places.append(CopiesPlace(self._disks, self._drop_copy))
+        places.append(RunPlace(self._books.tier))
+        portions = [portion_of(shard, plan, partial(needs.ranges, shard.id.rank)) for shard in manifest.shards]
+        fetched, counts = await fetch_portions(places, portions)
+        return fetched, Reads(needs.size_bytes, counts)
 
     async def _drop_copy(self, key: str, why: str) -> None:
         """A copy on a local drive is a short cut: a bad one must never stop a start."""

@@ -5,6 +5,7 @@ A range is a pair of byte offsets, the second not included. Lists of ranges are 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -107,7 +108,8 @@ def total_bytes(ranges: Iterable[Range]) -> int:
 def first_hole(have: Sequence[Range], want: Iterable[Range]) -> Range | None:
     """The first wanted range that is not wholly within one that is there."""
     for start, stop in want:
-        if not any(low <= start and stop <= high for low, high in have):
+        place = bisect_right(have, start, key=lambda one: one[0]) - 1
+        if place < 0 or stop > have[place][1]:
             return start, stop
     return None
 

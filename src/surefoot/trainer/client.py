@@ -29,6 +29,8 @@ _RETRY_S = 0.05
 _ANSWER_WITHIN_S = 600.0
 _RESPAWN_AFTER_S = 0.5
 _RESPAWN_EVERY_S = 60.0
+_QUESTION = "question"
+"""In place of an answer: the agent must know something first."""
 
 
 class Refused(SurefootError):  # noqa: N818 - an answer, not a fault
@@ -82,10 +84,14 @@ class AgentClient:
         """A byte written here wakes the watcher; safe for `signal.set_wakeup_fd`."""
         return self._wake_writer
 
-    def register(self) -> tuple[Body, list[int]]:
-        """Say hello, and wait until the agent lets this trainer start."""
+    def register(self, consider: Callable[[Body], Body]) -> tuple[Body, list[int]]:
+        """Say hello, and wait until the agent lets this trainer start.
+
+        Args:
+            consider: what to tell the agent when it has a question before that.
+        """
         body, fds = self._hello(False)
-        return self._ask(body, fds, within_s=None)
+        return self._ask(body, fds, within_s=None, consider=consider)
 
     def request(
         self,
@@ -139,7 +145,12 @@ class AgentClient:
     # ------------------------------------------------------------------ requests
 
     def _ask(
-        self, body: Body, fds: list[int], within_s: float | None, give_up: Callable[[], str | None] | None = None
+        self,
+        body: Body,
+        fds: list[int],
+        within_s: float | None,
+        give_up: Callable[[], str | None] | None = None,
+        consider: Callable[[Body], Body] | None = None,
     ) -> tuple[Body, list[int]]:
         number = next(self._numbers)
         answers: queue.SimpleQueue[tuple[Body, list[int]]] = queue.SimpleQueue()
@@ -147,6 +158,10 @@ class AgentClient:
         try:
             self._send_request(number, request, answers, fds)
             answer, answer_fds = answers.get(timeout=within_s) if give_up is None else _until(give_up, answers)
+            while consider is not None and _QUESTION in answer:
+                # An agent that is lost meanwhile is asked again by the one that replaces it, and asks itself.
+                self.tell(consider(answer[_QUESTION]))
+                answer, answer_fds = answers.get()
         except queue.Empty:
             raise AgentError(f"the agent did not answer {body.get('op', 'hello')!r} within {within_s} s") from None
         finally:
@@ -197,7 +212,7 @@ class AgentClient:
         waiting = self._pending.get(body["id"]) if isinstance(body.get("id"), int) else None
         if waiting is not None:
             # Before anybody acts on the answer: an agent that comes after this one must hear who is there.
-            accepted = not body.get("refused") and not body.get("error")
+            accepted = not body.get("refused") and not body.get("error") and _QUESTION not in body
             self._established = self._established or ("role" in waiting[0] and accepted)
             waiting[1].put((body, fds))
         else:

@@ -31,6 +31,7 @@ from surefoot.core.plan import Spread
 from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
 from surefoot.trainer.numpy_values import EXTRAS
+from surefoot.trainer.saved import SavedTensor
 from surefoot.trainer.sharded import Blocks, Place, place_of
 from surefoot.trainer.wrapped import Wrapped, is_wrapped, parts_of
 
@@ -295,11 +296,13 @@ def join(nodes: Mapping[str, str]) -> str:
     return f'{{"$dict":[{pairs}],"type":"dict"}}'
 
 
-def unflatten(structure: str, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> dict[str, Any]:
+def unflatten(
+    structure: str, tensors: Mapping[str, torch.Tensor | Blocks | SavedTensor], values: Sequence[Any]
+) -> dict[str, Any]:
     """The trees back, with `tensors` in their places and values decoded anew.
 
     A sharded tensor is `Blocks` there, and a wrapped one `Wrapped`: the tensors that they are loaded into decide what
-    becomes of them.
+    becomes of them. In the place of any may stand what a checkpoint has of it.
 
     Raises:
         CorruptError: structure and values do not fit.
@@ -358,11 +361,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _build(node: Node, tensors: Mapping[str, torch.Tensor | Blocks], values: Sequence[Any]) -> Any:
+def _build(node: Node, tensors: Mapping[str, torch.Tensor | Blocks | SavedTensor], values: Sequence[Any]) -> Any:
     if "$tensor" in node:
         found = tensors[node["$tensor"]]
         if "whole" in node and isinstance(found, torch.Tensor):
             return Blocks.kept_apart(tuple(node["whole"]), found)
+        if "whole" in node and isinstance(found, SavedTensor):
+            return found.kept_apart(node["whole"])
         return found
     if "$wrapped" in node:
         module, qualname = node["$wrapped"]

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.errors import ConfigError, UnsupportedStateError
 from surefoot.trainer import rng
+from surefoot.trainer.fitting import Like
 from surefoot.trainer.proofs import ModuleProof, OptimizerProof, Proof, ProofOfAll, TensorProof
 from surefoot.trainer.settling import needs_settling, settle
 from surefoot.trainer.sharded import local_of
@@ -39,6 +40,9 @@ class Kept(Protocol):
 
     def proof(self) -> Proof | None:
         """A proof of its state as it is now; None where it must be walked each time."""
+
+    def outline(self) -> Any:
+        """Its state as it is now, to see what would be loaded where; `Like` stands for what is not born yet."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -97,6 +101,9 @@ class KeptModule:
 
     def proof(self) -> Proof | None:
         return ModuleProof(self.module)
+
+    def outline(self) -> Any:
+        return self.tree()
 
     def parameter_names(self) -> Iterator[tuple[nn.Parameter, str]]:
         """Each parameter once, with its name in the run."""
@@ -161,6 +168,13 @@ class KeptOptimizer:
         groups = [[next(names) for _ in group["params"]] for group in self._optimizer.param_groups]
         return OptimizerProof(self._optimizer, groups, self._name)
 
+    def outline(self) -> Any:
+        tree = self.tree()
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        state = tree["state"]
+        named = zip(self._parameter_names(), parameters, strict=True)
+        return {**tree, "state": {**state, **{name: Like(one, state.get(name, {})) for name, one in named}}}
+
     def _settled(self, saved: Mapping[Any, Any], names: list[str]) -> dict[Any, Any]:
         """The state, each sharded tensor in it as it is here, or like its parameter if the optimizer is fresh."""
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -193,8 +207,14 @@ class KeptOptimizer:
 class _Unproven:
     turn = 3
 
+    def tree(self) -> Any:
+        raise NotImplementedError
+
     def proof(self) -> Proof | None:
         return None
+
+    def outline(self) -> Any:
+        return self.tree()
 
 
 class KeptOptimizers:
@@ -226,6 +246,9 @@ class KeptOptimizers:
             return list(map(id, now)) == known and (type(self._optimizers) is not dict or list(self._parts()) == keys)
 
         return ProofOfAll([one.proof() for one in parts.values()], still)
+
+    def outline(self) -> Any:
+        return {key: one.outline() for key, one in self._parts().items()}
 
     def _parts(self) -> dict[str, KeptOptimizer]:
         """By position, by key, or by the name of the parameter that is the key."""
@@ -291,6 +314,9 @@ class KeptTensor:
     def proof(self) -> Proof | None:
         return TensorProof(self._tensor)
 
+    def outline(self) -> Any:
+        return self._tensor
+
 
 class KeptGenerator(_Unproven):
     order = 1
@@ -337,6 +363,9 @@ class KeptEntry(_Unproven):
 
     def load(self, tree: Any) -> None:
         self._now().load(tree)
+
+    def outline(self) -> Any:
+        return self._now().outline()
 
     def _now(self) -> Kept:
         return keep(self._name, _entry(self._state, self._name), self._state, self._names)

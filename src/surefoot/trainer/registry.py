@@ -21,6 +21,7 @@ from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep, optimize
 from surefoot.trainer.resting import Resting
 from surefoot.trainer.restore import MappedImage, load
 from surefoot.trainer.shortcut import Replicated, Shortcut
+from surefoot.trainer.survey import Survey, survey
 from surefoot.trainer.tensors import digest
 
 
@@ -40,6 +41,8 @@ class Registry:
         self._shortcut = Shortcut()
         self._names: dict[int, str] | None = None
         """Of parameters, by identity; only while one flattening or loading lasts, and empty until asked for."""
+        self.sharded = False
+        """Something that was registered is a block of a sharded tensor."""
         self.frozen = Frozen(warn)
         self._resting = Resting()
 
@@ -60,7 +63,9 @@ class Registry:
             if name not in self._kept:
                 self._kept[name] = KeptEntry(name, self._state, self._parameter_names)
         self._state_names = set(self._state)
-        self.frozen.open(self.flatten())
+        flat = self.flatten()
+        self.sharded = any(named.spread == "sharded" for named in flat.tensors)
+        self.frozen.open(flat)
 
     def flatten(self) -> Flat:
         """All state as of now; its tensors alias the live ones."""
@@ -95,11 +100,26 @@ class Registry:
         found = [part for value in [*self._objects.values(), *self._state.values()] for part in optimizers_in(value)]
         return list({id(optimizer): optimizer for optimizer in found}.values())
 
+    def survey(self, plan: Plan, of_rank: int, world_size: int) -> Survey:
+        """What of a checkpoint goes where.
+
+        Raises:
+            ConfigError: something here needs what the checkpoint does not have; the message names its path.
+        """
+        with self._one_naming():
+            return survey(self._kept, plan, of_rank, world_size)
+
     def load(
-        self, plan: Plan, record: Mapping[str, Any], of_rank: int, images: Mapping[int, MappedImage], rank: int
+        self,
+        plan: Plan,
+        record: Mapping[str, Any],
+        of_rank: int,
+        images: Mapping[int, MappedImage],
+        rank: int,
+        world_size: int,
     ) -> None:
         """Put a checkpoint back: objects, then positions, and the random states last."""
-        fresh, unknown = self.load_state(plan, record["values"], of_rank, images)
+        fresh, unknown = self.load_state(plan, record["values"], of_rank, images, world_size)
         for name in [name for name in fresh if name not in self._loaders]:
             self._warn(f"{name} is not in the checkpoint: it starts fresh")
         if unknown:
@@ -113,11 +133,14 @@ class Registry:
         self.frozen.refuse_torn(plan, of_rank)
 
     def load_state(
-        self, plan: Plan, values: list[Any], of_rank: int, images: Mapping[int, MappedImage]
+        self, plan: Plan, values: list[Any], of_rank: int, images: Mapping[int, MappedImage], world_size: int
     ) -> tuple[list[str], list[str]]:
         """Put the objects back; returns names that are only here, and names that are only in the checkpoint."""
+        seen = self.survey(plan, of_rank, world_size) if plan.blocks or self.sharded else None
+        for what in seen.notes if seen is not None else ():
+            self._warn(what)
         with self._one_naming():
-            return load(self._kept, plan, of_rank, images, values, self.frozen.found)
+            return load(self._kept, plan, of_rank, images, values, self.frozen.found, seen)
 
     def position_of(self, loader: Any) -> Position:
         """The position of a loader, registered or not."""

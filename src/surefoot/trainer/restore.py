@@ -6,17 +6,20 @@ import gc
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from surefoot.core.image import PAGE_BYTES
 from surefoot.core.plan import Item, Plan, structure_leaves
+from surefoot.core.ranges import Range, Region, first_hole, region_ranges, whole_of
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.trainer.flatten import dtype_name, unflatten
 from surefoot.trainer.objects import Kept, KeptModule
 from surefoot.trainer.sharded import Blocks
+from surefoot.trainer.survey import Survey
 from surefoot.trainer.tensors import box_view, memory_view, torch_dtype
 
 _OWN_REFERENCES = 2
@@ -30,12 +33,17 @@ class MappedImage:
     rank: int
     mapping: mmap.mmap
     offset: int
+    ranges: tuple[Range, ...] | None = None
+    """What of the image is there; None for all."""
 
 
-def map_image(rank: int, fd: int, offset: int, size_bytes: int) -> MappedImage:
+def map_image(
+    rank: int, fd: int, offset: int, size_bytes: int, ranges: Sequence[Sequence[int]] | None = None
+) -> MappedImage:
     """Map what a descriptor holds; takes over the descriptor."""
+    there = None if ranges is None else tuple((int(start), int(stop)) for start, stop in ranges)
     try:
-        return MappedImage(rank, mmap.mmap(fd, offset + size_bytes, prot=mmap.PROT_READ), offset)
+        return MappedImage(rank, mmap.mmap(fd, offset + size_bytes, prot=mmap.PROT_READ), offset, there)
     finally:
         os.close(fd)
 
@@ -47,6 +55,7 @@ def load(
     images: Mapping[int, MappedImage],
     values: list[Any],
     live: Mapping[str, torch.Tensor] | None = None,
+    survey: Survey | None = None,
 ) -> tuple[list[str], list[str]]:
     """Put a checkpoint into the registered objects.
 
@@ -57,6 +66,7 @@ def load(
         images: by saved rank.
         values: the record's encoded plain values.
         live: the script's own tensors by leaf. Those that the plan has frozen hold what was saved already.
+        survey: what of the checkpoint goes where; None if nothing is sharded, then or now.
 
     Returns:
         Names registered now but not in the checkpoint, and names in the checkpoint but not registered.
@@ -65,7 +75,12 @@ def load(
         CorruptError: the checkpoint does not fit its own plan.
         ConfigError: an object does not fit what was saved of it.
     """
-    trees = _trees(plan, of_rank, _Views(plan, images, live or {}), values)
+    views = _Views(plan, images, live or {})
+    if survey is None or survey.as_saved:
+        trees = _trees(plan, of_rank, views, values)
+    else:
+        trees = survey.resharded(kept, values, views.view, views.part)
+    del views
     fresh, unknown = sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
     for name in unknown:
         del trees[name]
@@ -112,13 +127,30 @@ class _Views:
         """
         if item.frozen:
             return self._frozen(item)
+        return self.part(item, whole_of(item.box))
+
+    def part(self, item: Item, region: Region) -> torch.Tensor:
+        """A region of what an item holds, read-only.
+
+        Raises:
+            CorruptError: that part of its rank's image is not there.
+        """
         if item.rank not in self._images:
             raise CorruptError(f"the image of rank {item.rank}, which holds {item.leaf}, did not arrive")
         image = self._images[item.rank]
         if item.rank not in self._memory:
             self._memory[item.rank] = memory_view(image.mapping)
             self._offsets[item.rank] = {box.name: offset for box, offset in self._plan.image(item.rank).places}
-        return box_view(self._memory[item.rank], item.box, image.offset + self._offsets[item.rank][item.box.name])
+        start = self._offsets[item.rank][item.box.name]
+        if image.ranges is not None:
+            # What is not there reads as zeros. No block of sums is shorter than a page, see `region_ranges`.
+            hole = first_hole(image.ranges, region_ranges(item.box, start, region, PAGE_BYTES))
+            if hole is not None:
+                raise CorruptError(f"{item.leaf}: bytes {hole[0]} to {hole[1]} of rank {item.rank} did not arrive")
+        whole = box_view(self._memory[item.rank], item.box, image.offset + start)
+        for axis, (offset, length) in enumerate(zip(region.offset, region.lengths, strict=True)):
+            whole = whole.narrow(axis, offset, length)
+        return whole
 
     def _frozen(self, item: Item) -> torch.Tensor:
         """The live tensor itself: it was compared with what was saved, or loaded, before this start was decided."""

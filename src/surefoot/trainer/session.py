@@ -111,7 +111,7 @@ class Session:
     def _begin(self) -> int:
         problem = None if self._supervised else self._signals.install(self._client.wake_fd)
         try:
-            answer, fds = self._client.register()
+            answer, fds = self._client.register(self._needs)
         except Refused as refused:
             raise refused.exit(0) from None
         self._registered = True
@@ -159,15 +159,29 @@ class Session:
         plan = Plan.from_body(start["plan"])
         images: dict[int, MappedImage] = {}
         for body, fds in self._images:
-            images[body["rank"]] = map_image(body["rank"], fds[0], body["offset"], body["size"])
+            images[body["rank"]] = map_image(body["rank"], fds[0], body["offset"], body["size"], body["ranges"])
         self._images.clear()
         if plan.world_size != self._ranks.world_size:
             self._warn(
                 f"saved by {plan.world_size} rank(s), resumed by {self._ranks.world_size}: each rank goes on at its "
                 "own batch count, so samples may repeat or be left out, unless they come from surefoot.data's samplers"
             )
-        self._registry.load(plan, start["record"], int(start["of_rank"]), images, self._ranks.rank)
+        ranks = self._ranks
+        self._registry.load(plan, start["record"], int(start["of_rank"]), images, ranks.rank, ranks.world_size)
         return int(start["step"])
+
+    def _needs(self, question: Body) -> Body:
+        """What this rank needs of a checkpoint: asked by the agent before it is decided that it is taken."""
+        answer: Body = {"op": "needs", "ticket": question["ticket"]}
+        try:
+            plan = Plan.from_body(question["plan"])
+            seen = self._registry.survey(plan, int(question["of_rank"]), self._ranks.world_size)
+            same = seen.as_saved and plan.world_size == self._ranks.world_size
+            return {**answer, "same": same, "regions": seen.regions()}
+        except SurefootError as error:
+            return {**answer, "error": str(error)}
+        except Exception as error:  # noqa: BLE001 - the user's state_dict may raise anything; the agent hears of it
+            return {**answer, "error": f"comparing with the checkpoint failed: {type(error).__name__}: {error}"}
 
     # ------------------------------------------------------------------ while it is open
 
@@ -271,6 +285,7 @@ class Session:
             "local_world_size": ranks.local_world_size,
             "incarnation": self._incarnation,
             "reconnect": reconnect,
+            "sharded": self._registry.sharded,
         }
         return hello, [] if fd is None else [fd]
 

@@ -18,7 +18,8 @@ from surefoot.trainer.wrapped import Wrapped, is_wrapped
 def settle(path: str, saved: Any, live: Any, *models: Any) -> Any:
     """`saved`, nested as it is, with every sharded or wrapped tensor in it as a tensor like the live one there.
 
-    A wrapped tensor is copied into the live one, which is then the result; where there is none, it is made anew.
+    A wrapped tensor is copied into the live one, which is then the result; where there is none, it is made anew. What
+    was made a sharded tensor before stays one.
 
     Args:
         path: names what does not fit.
@@ -33,7 +34,7 @@ def settle(path: str, saved: Any, live: Any, *models: Any) -> Any:
         return saved.like(path, live, *models)
     if isinstance(saved, Wrapped):
         return _wrapped(path, saved, live)
-    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and not isinstance(saved, DTensor):
         _same_kind(path, saved, live)
     if type(saved) in (dict, OrderedDict):
         pairs = ((key, settle(f"{path}.{key}", item, _part(live, key), *models)) for key, item in saved.items())
