@@ -117,7 +117,7 @@ class Faults:
     def _pause(self, processes: list[Process], seconds: float) -> None:
         for process in processes:
             self._world.kernel.stop(process)
-        self._world.kernel.after(seconds, lambda: [self._world.kernel.wake(p) for p in processes] and None)
+            self._world.kernel.after(seconds, lambda process=process: self._world.kernel.wake(process))  # type: ignore[misc]
 
     def _cut(self, node: Node, fault: Fault) -> None:
         off = self._world.network.cut_off

@@ -247,7 +247,7 @@ class Truth:
         record = self.generations.get(generation)
         self._check(record is not None, f"rank {rank} trains in generation {generation}, which has no record")
         assert record is not None
-        parent = record.parent and StepId(record.parent.step, record.parent.generation)
+        parent = None if record.parent is None else StepId(record.parent.step, record.parent.generation)
         self._check(start == parent, f"rank {rank} starts from {start}, generation {generation} from {parent}")
         expected = "" if parent is None else self._history[parent]
         self._check(history == expected, f"rank {rank} loaded {history!r}, which is not {expected!r} of {parent}")
