@@ -12,7 +12,7 @@ from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, config, 
 
 from surefoot.core.liveness import Bounds
 from surefoot.errors import AgentError, ConfigError, UsageError
-from surefoot.mesh.channel import Channel, address_towards, connect, is_loopback
+from surefoot.mesh.channel import Channel, address_towards, connect, enter, is_loopback
 from surefoot.mesh.handshake import Me, dial
 from surefoot.mesh.mesh import Mesh
 from surefoot.wire import Body
@@ -163,7 +163,7 @@ def test_a_member_that_takes_nothing_is_cut_off_and_holds_up_nobody() -> None:
         async with running([b, c]) as places:
             for node in (b, c):
                 node.mesh.join({**places, "a": ("127.0.0.1", 1)}, KEY)
-            stuck = await connect(*places["b"], tls=False)
+            stuck = await enter(await connect(*places["b"]), tls=False)
             stuck.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await dial(stuck, KEY, Me("a", "life"), "b")
             stuck.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -384,8 +384,8 @@ def test_tls_is_on_wherever_the_machine_is_left() -> None:
         a, b = make_node("a"), make_node("b")
         async with running([a]) as inner, running([b], host="0.0.0.0") as outer:
             with pytest.raises(OSError):
-                await connect("127.0.0.1", inner["a"][1], tls=True)
-            channel = await connect("127.0.0.1", outer["b"][1], tls=True)
+                await enter(await connect("127.0.0.1", inner["a"][1]), tls=True)
+            channel = await enter(await connect("127.0.0.1", outer["b"][1]), tls=True)
             tls: ssl.SSLObject = channel.writer.get_extra_info("ssl_object")
             assert tls.version() == "TLSv1.3"
             assert b.mesh._door is not None

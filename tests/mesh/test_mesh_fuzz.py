@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mesh_nodes import BOUND_S, KEY, Node, config, make_node, until
 
 from surefoot.errors import WireError
-from surefoot.mesh.channel import connect
+from surefoot.mesh.channel import connect, enter
 from surefoot.mesh.frames import PIECE, WHOLE
 from surefoot.mesh.handshake import Me, dial
 
@@ -53,7 +53,7 @@ class _Target:
 
     async def attack_inside(self, pieces: list[bytes]) -> None:
         """The same through TLS, where the listener speaks it."""
-        channel = await connect(*self.place, tls=self.tls)
+        channel = await enter(await connect(*self.place), tls=self.tls)
         with suppress(OSError):
             for piece in pieces:
                 channel.writer.write(piece)
@@ -99,7 +99,7 @@ async def _start(*nodes: Node) -> None:
 async def _recorded(b: Node, tls: bool) -> tuple[bytes, bytes]:
     """What a dialer and this very listener say to each other, an order included."""
     assert b.mesh._door is not None
-    channel = await connect(*b.mesh._door.address, tls=tls)
+    channel = await enter(await connect(*b.mesh._door.address), tls=tls)
     said, answered = bytearray(), bytearray()
     write, feed = channel.writer.write, channel.reader.feed_data
     channel.writer.write = _tee(said, write)  # type: ignore[method-assign]
@@ -171,7 +171,7 @@ def test_a_member_gone_mad_harms_nobody_else(target: _Target, frames: list[tuple
     """One that knows the key sends random content, or breaks its frames: put out at most, and the others go on."""
 
     async def story() -> None:
-        channel = await connect(*target.place, tls=target.tls)
+        channel = await enter(await connect(*target.place), tls=target.tls)
         session = await dial(channel, KEY, Me("a", "life"), "b")
         for kind, content in frames:
             frame = bytearray(session.sealer.seal(kind, content))
@@ -206,7 +206,7 @@ def test_whoever_listens_in_a_member_s_place_is_not_believed(pieces: list[bytes]
             writer.close()
 
         server = await asyncio.start_server(rogue, "127.0.0.1", 0)
-        channel = await connect(*server.sockets[0].getsockname()[:2], tls=False)
+        channel = await enter(await connect(*server.sockets[0].getsockname()[:2]), tls=False)
         with pytest.raises((WireError, EOFError, OSError)):
             await dial(channel, KEY, Me("a", "life"), "b")
         channel.abort()
@@ -222,7 +222,7 @@ def test_an_oversized_frame_is_refused_before_it_is_read(target: _Target) -> Non
 
     async def story() -> None:
         if target.tls:
-            channel = await connect(*target.place, tls=True)
+            channel = await enter(await connect(*target.place), tls=True)
             reader, writer = channel.reader, channel.writer
         else:
             reader, writer = await asyncio.open_connection(*target.place)

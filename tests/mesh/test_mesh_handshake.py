@@ -16,7 +16,7 @@ from mesh_nodes import BOUND_S, KEY, OTHER_ROUND, OTHER_SECRET, config, make_nod
 from surefoot.core.documents import compact
 from surefoot.errors import WireError
 from surefoot.mesh.certificate import make_certificate
-from surefoot.mesh.channel import PLAIN, Channel, accept, connect
+from surefoot.mesh.channel import PLAIN, Channel, accept, connect, enter
 from surefoot.mesh.frames import WHOLE, plain, receive_plain
 from surefoot.mesh.handshake import Me, NotWelcomeError, Session, answer, dial
 from surefoot.mesh.secret import RoundKey
@@ -32,10 +32,13 @@ def _welcome(_node: str, _life: str) -> str | None:
 async def _channels(*, names: tuple[str, str] = (PLAIN, PLAIN)) -> AsyncIterator[tuple[Channel, Channel]]:
     """Both ends of a TCP connection; `names` is what each takes the channel for."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        dialing = asyncio.create_task(connect(*server.getsockname()[:2], tls=False))
+        dialing = asyncio.create_task(connect(*server.getsockname()[:2]))
         server.setblocking(False)
         sock, _ = await asyncio.get_running_loop().sock_accept(server)
-        ends = replace(await dialing, name=names[0]), replace(await accept(sock, None), name=names[1])
+        ends = (
+            replace(await enter(await dialing, tls=False), name=names[0]),
+            replace(await accept(sock, None), name=names[1]),
+        )
         try:
             yield ends
         finally:
@@ -360,7 +363,7 @@ def test_what_knows_the_key_and_breaks_the_form_is_put_out() -> None:
                 compact({"answer": "x", "body": {}}),
                 b'{"beat":' + b"1" * 5000 + b"}",
             ):
-                channel = await connect(*places["b"], tls=False)
+                channel = await enter(await connect(*places["b"]), tls=False)
                 session = await dial(channel, KEY, Me("a", "life"), "b")
                 channel.writer.write(session.sealer.seal(WHOLE, content))
                 async with asyncio.timeout(BOUND_S):
@@ -400,7 +403,7 @@ class _Relay:
 
     async def visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.visits += 1
-        channel = await connect(*self.behind, tls=self.tls)
+        channel = await enter(await connect(*self.behind), tls=self.tls)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass(reader, channel.writer))

@@ -105,7 +105,9 @@ class Place:
         for rank in range(plan.world_size):
             fd = os.open(self._path(rank), os.O_RDONLY)
             images[rank] = map_image(rank, fd, 0, self._path(rank).stat().st_size)
-        registry.load_state(plan, self.values, dist.get_rank(), images)
+        rank = dist.get_rank()
+        of_rank = rank if rank < plan.world_size else 0
+        registry.load_state(plan, self.values, of_rank, images, dist.get_world_size())
 
     def _path(self, rank: int) -> Path:
         return self._directory / f"rank-{rank:05d}-a3f2.safetensors"

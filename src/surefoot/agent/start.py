@@ -131,6 +131,10 @@ class Starter:
                 raise AgentError(str(order["error"]))
             if order.get("begin") is not None:
                 generation = Generation.from_bytes(str(order["begin"]).encode("ascii"), what)
+                if _parent(image) != generation.parent:
+                    # What was tried last was passed over, and nothing came after it.
+                    self.release(image)
+                    image = None
                 return Beginning(generation, image, {"fetch": round(boot_s() - began_s, 4)})
             self.release(image)
             image, why = await self._try(StepId(int(order["step"]), int(order["generation"])))

@@ -11,6 +11,7 @@ import os
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
 
 from cryptography import x509
@@ -53,6 +54,7 @@ def make_certificate() -> Certificate:
     return Certificate(context, fingerprint(certificate.public_bytes(Encoding.DER)))
 
 
+@cache
 def dialing_context() -> ssl.SSLContext:
     """TLS that takes any certificate: the proofs that follow say whose it is."""
     context = _tls_1_3(ssl.PROTOCOL_TLS_CLIENT)

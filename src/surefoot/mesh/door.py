@@ -12,7 +12,7 @@ from surefoot.mesh.channel import Channel, accept, is_loopback
 from surefoot.mesh.handshake import Session
 
 _BACKLOG = 1024
-_REST_S = 0.2
+_REST_S = 1.0
 """After an `accept` that failed for want of descriptors or memory."""
 
 Prove = Callable[[Channel], Awaitable[Session]]
@@ -64,21 +64,40 @@ class Door:
     def close(self) -> None:
         self._sock.close()
 
-    async def serve(self, group: asyncio.TaskGroup, prove: Prove, enter: Enter) -> None:
+    async def serve(self, group: asyncio.TaskGroup, prove: Prove, enter: Enter, say: Callable[[str], None]) -> None:
         """For ever: let in whoever passes `prove`; `enter` has the connection for as long as it lasts."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _address = await loop.sock_accept(self._sock)
-            except OSError:
-                # Short of something, or the other side is gone already: whoever waits still waits.
+                sock = await self._accept()
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                # Short of descriptors or memory: whoever waits still waits.
+                say(f"cannot take a connection: {error}")
                 await asyncio.sleep(_REST_S)
                 continue
             self._make_room()
-            visit = group.create_task(self._visit(sock, prove, enter))
-            self._half_open[visit] = None
-            # A task that is cancelled before its first step never sees its socket.
-            visit.add_done_callback(lambda done, sock=sock: self._over(done, sock))  # type: ignore[misc]
+            self._half_open[group.create_task(self._visit(sock, prove, enter))] = None
+            # Lets the visit begin: from then on it owns the socket, whatever comes.
+            await asyncio.sleep(0)
+
+    async def _accept(self) -> socket.socket:
+        # Not by the loop's own `sock_accept`: cancelled with a connection at hand, that loses the connection and logs
+        # an error.
+        while True:
+            try:
+                return self._sock.accept()[0]
+            except BlockingIOError:
+                await self._readable()
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._sock, _wake, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._sock)
 
     def _make_room(self) -> None:
         while len(self._half_open) >= self._places:
@@ -86,23 +105,25 @@ class Door:
             del self._half_open[oldest]
             oldest.cancel()
 
-    def _over(self, visit: asyncio.Task[None], sock: socket.socket) -> None:
-        self._half_open.pop(visit, None)
-        sock.close()
-
     async def _visit(self, sock: socket.socket, prove: Prove, enter: Enter) -> None:
+        visit = asyncio.current_task()
+        assert visit is not None
         channel: Channel | None = None
         try:
             async with asyncio.timeout(self._within_s):
-                channel = await accept(sock, self._certificate)
+                channel = await accept(sock, self._certificate, self._within_s)
                 session = await prove(channel)
-            visit = asyncio.current_task()
-            assert visit is not None
             self._half_open.pop(visit, None)
             await enter(channel, session)
         except (OSError, EOFError):
             # Nobody is told: strangers knock at every port, and members that fail say so at their own end.
             return
         finally:
+            self._half_open.pop(visit, None)
             if channel is not None:
                 channel.abort()
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -38,6 +38,8 @@ class Member:
         self.life = ""
         """Of the process that was connected last."""
         self.lost = False
+        self.silent = False
+        """When it was dialed last, nothing came back in time."""
         self.dialing: asyncio.Task[None] | None = None
         self.questions = Questions(node)
         self._outbox = outbox

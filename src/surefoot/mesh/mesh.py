@@ -18,7 +18,7 @@ from surefoot.core.layout import is_node_name
 from surefoot.core.liveness import Bounds, View
 from surefoot.core.presence import MAX_PORT
 from surefoot.errors import AgentError, ConfigError, UsageError, WireError
-from surefoot.mesh.channel import Channel, connect, is_loopback
+from surefoot.mesh.channel import DEFAULT_HANDSHAKE_S, Channel, connect, enter, is_loopback
 from surefoot.mesh.door import Door
 from surefoot.mesh.exchange import Answer, Handlers, Hear
 from surefoot.mesh.handshake import Me, Session, answer, dial, new_life
@@ -28,6 +28,8 @@ from surefoot.mesh.secret import RoundKey
 from surefoot.wire import Body
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_DIALS_AT_ONCE = 4
+"""When many nodes start at once on busy machines, a few handshakes at a time end in time; all at once would not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,10 @@ class MeshConfig:
     bounds: Bounds = field(default_factory=Bounds)
     tls: bool | None = None
     """None: on every interface but loopback. All nodes must agree."""
-    handshake_s: float = 5.0
-    """From dialing, or from the accepted connection, until both sides are sure of each other."""
+    connect_s: float = 3.0
+    """Until a node that is dialed has taken the connection."""
+    handshake_s: float = DEFAULT_HANDSHAKE_S
+    """From then on until both sides are sure of each other."""
     half_open: int = 256
     """Connections that have proved nothing yet."""
     waiting_messages: int = 4096
@@ -92,6 +96,7 @@ class Mesh:
         self._group: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
         self._random = random.Random()
+        self._gates = {silent: asyncio.Semaphore(_DIALS_AT_ONCE) for silent in (False, True)}
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> Place:
         """Listen, and say where. Whoever comes before `join` is turned away unheard.
@@ -111,7 +116,7 @@ class Mesh:
                 self._group = group
                 for member in self._members.values():
                     self._keep(member)
-                group.create_task(self._door.serve(group, self._prove, self._enter))
+                group.create_task(self._door.serve(group, self._prove, self._enter, self._say))
                 group.create_task(self._keep_time())
         finally:
             self._group = None
@@ -253,9 +258,11 @@ class Mesh:
             try:
                 channel, session = await self._dial(member)
             except (OSError, EOFError) as error:
+                member.silent = isinstance(error, TimeoutError)
                 member.say_once(f"cannot reach node {member.node} at {member.place[0]}: {_words(error)}")
             else:
                 pause_s = self._config.redial_first_s
+                member.silent = False
                 await self._serve(member, channel, session)
             # Spread, so that many nodes do not all come at the same moment.
             await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.0))
@@ -265,15 +272,17 @@ class Mesh:
         assert self._key is not None
         host, port = member.place
         tls = self._config.tls if self._config.tls is not None else not is_loopback(host)
-        channel: Channel | None = None
-        try:
+        # Nodes that do not answer hold up only their like: they have a gate of their own.
+        async with self._gates[member.lost or member.silent]:
+            async with asyncio.timeout(self._config.connect_s):
+                sock = await connect(host, port)
             async with asyncio.timeout(self._config.handshake_s):
-                channel = await connect(host, port, tls)
-                return channel, await dial(channel, self._key, self.me, member.node)
-        except BaseException:
-            if channel is not None:
-                channel.abort()
-            raise
+                channel = await enter(sock, tls, self._config.handshake_s)
+                try:
+                    return channel, await dial(channel, self._key, self.me, member.node)
+                except BaseException:
+                    channel.abort()
+                    raise
 
     async def _prove(self, channel: Channel) -> Session:
         if self._key is None:

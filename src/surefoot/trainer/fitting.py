@@ -95,7 +95,7 @@ def target_of(path: str, saved: SavedTensor, live: Any) -> Target:
             "it into; shard the model before surefoot.Run is entered"
         )
     if saved.apart:
-        raise _apart(path)
+        raise apart_error(path)
     return Target(saved, (0,) * len(saved.whole), saved.whole, None)
 
 
@@ -103,12 +103,13 @@ def _block(path: str, saved: SavedTensor, model: DTensor) -> Target:
     local = tuple(local_of(model).shape)
     if saved.apart:
         if saved.items[0].box.shape != local or not saved.same_ranks:
-            raise _apart(path)
+            raise apart_error(path)
         return Target(saved, (0,) * len(local), local, model)
     return Target(saved.common or saved, place_of(model, path).offset, local, model)
 
 
-def _apart(path: str) -> ConfigError:
+def apart_error(path: str) -> ConfigError:
+    """A part whose place in the whole was not kept is wanted in another layout."""
     return ConfigError(
         f"{path}: when it was saved, ranks that should have had the same part of it had different ones, so each kept "
         "its own: resume with the number of ranks and the device mesh that it was saved with"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from surefoot.core.plan import Item, Plan
 from surefoot.core.ranges import Region
 from surefoot.errors import ConfigError
-from surefoot.trainer.fitting import Target, fit, target_of
+from surefoot.trainer.fitting import Target, apart_error, fit, target_of
 from surefoot.trainer.flatten import unflatten
 from surefoot.trainer.objects import Kept
 from surefoot.trainer.saved import SavedTensor, saved_tensors
@@ -40,6 +40,9 @@ class Survey:
     """How often, by key: a tensor in several places must stay one."""
     taken: set[str] = field(default_factory=set)
     """Leaves that each rank had for itself, of which one rank's is taken by all."""
+
+    apart: list[str] = field(default_factory=list)
+    """Paths of parts that a saved rank kept for itself alone."""
 
     @property
     def as_saved(self) -> bool:
@@ -92,9 +95,20 @@ class Survey:
             for name, tree in trees.items()
         }
 
+    def check_apart(self) -> None:
+        """Refuse a part whose place was not kept, unless all that is sharded is as it was: its shape proves little.
+
+        Raises:
+            ConfigError: something else is sharded otherwise; the message names the part's path.
+        """
+        if self.apart and not self.as_saved:
+            raise apart_error(self.apart[0])
+
     def note(self, path: str, saved: SavedTensor, live: Any) -> None:
         """Take in one tensor."""
         target = target_of(path, saved, live)
+        if target.saved.apart:
+            self.apart.append(path)
         if saved.items[0].frozen and not target.is_as_saved:
             raise ConfigError(
                 f"{path}: it never changed, so it was saved by itself, in another layout than it has here: resume with "
@@ -132,6 +146,7 @@ def survey(kept: Mapping[str, Kept], plan: Plan, of_rank: int, world_size: int) 
     for name, tree in unflatten(structure, found.saved, nothing).items():
         if name in kept:
             fit(name, tree, kept[name].outline(), found.note)
+    found.check_apart()
     return found
 
 
