@@ -116,7 +116,8 @@ class Starter:
         if beginning is None:
             self._order({"error": "node of rank 0 is being evicted, or superseded"})
         else:
-            self._order({"begin": beginning.generation.to_bytes().decode("ascii")})
+            claimed = beginning.generation
+            self._order({"begin": claimed.number, "record": claimed.to_bytes().decode("ascii")})
         return beginning
 
     async def _follow(self) -> Beginning | None:
@@ -130,7 +131,8 @@ class Starter:
                 self.release(image)
                 raise AgentError(str(order["error"]))
             if order.get("begin") is not None:
-                generation = Generation.from_bytes(str(order["begin"]).encode("ascii"), what)
+                key = generation_key(int(order["begin"]))
+                generation = Generation.from_bytes(str(order["record"]).encode("ascii"), key)
                 if _parent(image) != generation.parent:
                     # What was tried last was passed over, and nothing came after it.
                     self.release(image)

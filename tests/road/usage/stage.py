@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from warm import Job, Warm, processes_with, until
+from warm import Job, Warm, free_port, processes_with, until
 
 SCENES = Path(__file__).with_name("scenes.py")
 
@@ -31,6 +31,34 @@ class Stage:
         output.touch()
         env = {"SUREFOOT_SHM": str(self.memory), **(env or {})}
         return self._warm.start(scenes, [scene, json.dumps(options)], output, env, ranks=ranks)
+
+    def start_nodes(
+        self, scene: str, nodes: int, *, ranks: int = 1, scenes: Path = SCENES, **options: Any
+    ) -> list[Job]:
+        """Start a scene on several nodes: launches of their own, with shared memory of their own."""
+        port, jobs = free_port(), []
+        for node in range(nodes):
+            memory = self.memory / f"node{node}"
+            memory.mkdir(exist_ok=True, mode=0o700)
+            self._launches += 1
+            output = self.place / f"output{self._launches}"
+            output.touch()
+            args = [scene, json.dumps({"to": str(self.run), **options})]
+            env = {"SUREFOOT_SHM": str(memory)}
+            first = node * ranks
+            jobs.append(
+                self._warm.start(
+                    scenes, args, output, env, ranks=ranks, world=nodes * ranks, first_rank=first, port=port
+                )
+            )
+        return jobs
+
+    def play_nodes(self, scene: str, nodes: int, *, code: int = 0, **options: Any) -> list[str]:
+        """Run a scene on several nodes to its end, which must be with `code` on each; returns what each printed."""
+        jobs = self.start_nodes(scene, nodes, **options)
+        for job in jobs:
+            assert job.wait() == code, "\n".join(job.output for job in jobs)
+        return [job.output for job in jobs]
 
     def play(self, scene: str, *, ranks: int = 1, code: int = 0, **options: Any) -> str:
         """Run a scene to its end, which must be with `code`; returns what it printed."""

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ class Job:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    @staticmethod
+    def signal_of(pid: int, number: int) -> None:
+        """Signal a process, if it is still there."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
     def signal_group(self, number: int) -> None:
         os.killpg(self.pid, number)
 
@@ -102,15 +109,33 @@ class Warm:
         env: dict[str, str],
         *,
         ranks: int = 1,
+        world: int = 0,
+        first_rank: int = 0,
+        port: int = 0,
         cwd: Path | None = None,
     ) -> Job:
-        """Start a script; for several ranks with what torchrun would set."""
+        """Start a script; for several ranks with what torchrun would set.
+
+        Args:
+            script: what each rank runs.
+            args: its arguments.
+            output: gets what all of them print.
+            env: added to the environment.
+            ranks: how many here.
+            world: how many in all; 0: these are all.
+            first_rank: global rank of the first one here.
+            port: where the ranks meet; 0: a free one.
+            cwd: working directory.
+        """
         request = {
             "script": str(script),
             "args": args,
             "output": str(output),
             "env": env,
             "ranks": ranks,
+            "world": world or ranks,
+            "first_rank": first_rank,
+            "port": port or free_port(),
             "cwd": str(cwd or output.parent),
         }
         self._write(request)
@@ -147,6 +172,12 @@ class Warm:
 
     def _read_answer(self) -> dict[str, Any]:
         return self._read()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
@@ -219,21 +250,17 @@ def _ended(running: set[int]) -> dict[int, int]:
 
 def _become_ranks(request: dict[str, Any]) -> None:
     """In a launch of several ranks: fork them, and wait for all; returns in each of them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     ranks: list[int] = []
     for rank in range(request["ranks"]):
         pid = os.fork()
         if pid == 0:
-            world = str(request["ranks"])
             os.environ.update(
-                RANK=str(rank),
+                RANK=str(request["first_rank"] + rank),
                 LOCAL_RANK=str(rank),
-                WORLD_SIZE=world,
-                LOCAL_WORLD_SIZE=world,
+                WORLD_SIZE=str(request["world"]),
+                LOCAL_WORLD_SIZE=str(request["ranks"]),
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                MASTER_PORT=str(request["port"]),
                 OMP_NUM_THREADS="1",
             )
             return
@@ -260,6 +287,6 @@ def _enter(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     _request = _serve(socket.socket(fileno=int(sys.argv[1])))
     _enter(_request)
-    if _request["ranks"] > 1:
+    if _request["world"] > 1:
         _become_ranks(_request)
     runpy.run_path(_request["script"], run_name="__main__")
