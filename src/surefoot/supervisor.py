@@ -6,6 +6,7 @@ passes the notice on. The agent ends the trainers, not torchrun, whose way takes
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import select
@@ -41,6 +42,11 @@ class LaunchConfig:
     script: Sequence[str]
     """Script (or `-m module`) and its arguments."""
     num_procs: int = 1
+    num_nodes: int = 1
+    meet: str | None = None
+    """Host and port of one of the nodes, where all nodes' torchrun meet; needed for several nodes."""
+    job: str | None = None
+    """Name by which the nodes of one job know each other; by default made of the run's place."""
     max_restarts: int = 3
     """Restarts in a row without a new finished step, before the script's failure is final."""
 
@@ -254,12 +260,12 @@ class Supervisor:
             sys.executable,
             "-m",
             "surefoot.launch",
-            "--nnodes=1",
+            f"--nnodes={self._launch.num_nodes}",
             f"--nproc-per-node={self._launch.num_procs}",
             f"--max-restarts={own_restarts}",
             "--rdzv-backend=c10d",
-            "--rdzv-endpoint=localhost:0",
-            f"--rdzv-id={secrets.token_hex(8)}",
+            f"--rdzv-endpoint={self._launch.meet or 'localhost:0'}",
+            f"--rdzv-id={self._job()}",
             "--monitor-interval=0.1",
             "--signals-to-handle=SIGQUIT",
             *_after_options(self._launch.script),
@@ -274,6 +280,11 @@ class Supervisor:
         }
         self._torchrun = subprocess.Popen(command, env=environment, preexec_fn=_deaf)
         self._tell({"op": "torchrun", "pid": self._torchrun.pid})
+
+    def _job(self) -> str:
+        if self._launch.num_nodes == 1:
+            return secrets.token_hex(8)
+        return self._launch.job or hashlib.sha256(self._config.uri.encode()).hexdigest()[:16]
 
     def _kill_torchrun(self) -> None:
         if self._torchrun is not None and self._torchrun.poll() is None:

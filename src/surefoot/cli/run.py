@@ -10,6 +10,7 @@ import typer
 
 from surefoot.agent_config import DEFAULT_GRACE_S, AgentConfig
 from surefoot.core.cadence import Cadence
+from surefoot.errors import ConfigError
 from surefoot.supervisor import LaunchConfig, Supervisor
 
 
@@ -21,6 +22,11 @@ def run(
     script: Annotated[list[str], typer.Argument(help="Script (or -m module) and its arguments.")],
     to: Annotated[str, typer.Option(help="Where the run lives: s3://bucket/prefix, or a directory.")],
     nproc: Annotated[int, typer.Option(help="Trainers on this machine.", min=1)] = 1,
+    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.", min=1)] = 1,
+    rdzv: Annotated[
+        str | None, typer.Option(help="HOST:PORT of one of several machines, where all of them meet.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Name of the job, the same on all machines.")] = None,
     disk: Annotated[list[str] | None, typer.Option(help="Directory on a local drive for copies; repeatable.")] = None,
     interval: Annotated[
         float | None, typer.Option(help="Seconds between durable saves (default: continuous if quick, else 300).")
@@ -31,7 +37,7 @@ def run(
     resume: Annotated[str, typer.Option(help="auto, must or never.")] = "auto",
     max_restarts: Annotated[int, typer.Option(help="Restarts without a new step before giving up.", min=0)] = 3,
 ) -> None:
-    """Train SCRIPT on this machine; start the same command again to go on."""
+    """Train SCRIPT on this machine, or on several; start the same command again to go on."""
     config = AgentConfig(
         uri=to,
         launch=secrets.token_hex(8),
@@ -43,5 +49,9 @@ def run(
         resume=resume,
         cadence=Cadence(interval_s=interval, max_bytes_per_s=None if max_mb_per_s is None else max_mb_per_s * 1e6),
     )
-    launch = LaunchConfig(script=script, num_procs=nproc, max_restarts=max_restarts)
+    if nnodes > 1 and rdzv is None:
+        raise ConfigError(f"{nnodes} machines need a place to meet: give --rdzv HOST:PORT, a free port of one of them")
+    launch = LaunchConfig(
+        script=script, num_procs=nproc, num_nodes=nnodes, meet=rdzv, job=job, max_restarts=max_restarts
+    )
     raise typer.Exit(Supervisor(launch, config).run())

@@ -259,7 +259,9 @@ class Mesh:
                 channel, session = await self._dial(member)
             except (OSError, EOFError) as error:
                 member.silent = isinstance(error, TimeoutError)
-                member.say_once(f"cannot reach node {member.node} at {member.place[0]}: {_words(error)}")
+                # At a round's beginning it may not have heard of this one yet.
+                if pause_s >= self._config.redial_most_s / 2:
+                    member.say_once(f"cannot reach node {member.node} at {member.place[0]}: {_words(error)}")
             else:
                 pause_s = self._config.redial_first_s
                 member.silent = False

@@ -47,12 +47,17 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def train(
-    to: str, total: int, kind: str, evict: list[int] | None = None, hang: list[int] | None = None, wait: bool = False
+    to: str | None,
+    total: int,
+    kind: str,
+    evict: list[int] | None = None,
+    hang: list[int] | None = None,
+    wait: bool = False,
 ) -> None:
     """The same batch on every rank. At the end, and before the first step, a line with the hash of everything.
 
     Args:
-        to: the run.
+        to: the run; None if the supervisor knows.
         total: steps.
         kind: `ddp` or `fsdp`.
         evict: rank and step: that rank is told so by its own signal in that step.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stage import Stage
-from warm import until
+from warm import free_port, processes_with, until
 
 SCENES = Path(__file__).with_name("node_scenes.py")
 
 
-def _said(outputs: list[str], what: str) -> list[list[object]]:
+def _said(outputs: list[str], what: str) -> list[list[Any]]:
     """What ranks said, in rank order."""
     lines = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith(f'["{what}"')]
     return sorted(lines, key=lambda line: line[1])
@@ -60,9 +64,8 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
     options = {"scenes": SCENES, "kind": kind}
     first, second = stage.start_nodes("train", 2, total=1000, wait=True, **options)
     until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
-    for pid in [*second.children(), *_agents(stage, "node1")]:
+    for pid in [second.pid, *second.children(), *processes_with(str(stage.memory / "node1"))]:
         second.signal_of(pid, signal.SIGKILL)
-    second.signal_group(signal.SIGKILL)
     assert first.wait() not in (0, 75), first.output
     stage.until_quiet()
     (last,) = {event["step"] for event in stage.events() if event["event"] == "committed"} & _steps(stage, newest=True)
@@ -76,12 +79,67 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
     assert [line[3] for line in _said(outputs, "ends")] == [_truth(stage, truths, kind, last + 4)] * 2
 
 
-def _agents(stage: Stage, node: str) -> list[int]:
-    from warm import processes_with
-
-    return list(processes_with(str(stage.memory / node)))
-
-
 def _steps(stage: Stage, *, newest: bool) -> set[int]:
     steps = sorted(int(path.name[:8]) for path in stage.run.glob("commits/*.json"))
     return set(steps[-1:] if newest else steps)
+
+
+def test_two_supervised_machines(stage: Stage) -> None:
+    """`surefoot run` on two machines: a trainer of one is killed and both start again, together; a SIGTERM to one of
+    them is saved by both, and both say with their exit code that they are to be started again."""
+    stage.place.joinpath("log").mkdir()
+    arguments = json.dumps({"to": None, "total": 100_000, "kind": "fsdp", "wait": True})
+    command = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(stage.run), "--nnodes", "2"]
+    command += ["--rdzv", f"127.0.0.1:{free_port()}", str(SCENES), "train", arguments]
+    machines = [_Machine(stage, command, number) for number in range(2)]
+    try:
+        until(lambda: all(machine.begun() for machine in machines), "the first start", 240.0)
+        until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+        os.kill(machines[1].trainer(), signal.SIGKILL)
+        until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start", 240.0)
+        steps = {line[2] for machine in machines for line in machine.begun()[1:]}
+        assert len(steps - {0}) == len(steps) == 1
+        machines[0].process.terminate()
+        for machine in machines:
+            assert machine.process.wait(120) == 75, machine.output
+    finally:
+        for machine in machines:
+            machine.process.kill()
+    stage.until_quiet()
+    committed = [event for event in stage.events() if event["event"] == "committed"]
+    assert committed[-1]["trigger"] == "emergency"
+    assert committed[-1]["step"] > max(steps)
+    assert not [event for event in stage.events() if event["event"] == "warning"]
+
+
+class _Machine:
+    """One of several, as a launch of its own."""
+
+    def __init__(self, stage: Stage, command: list[str], number: int) -> None:
+        self._log = stage.place / "log" / str(number)
+        memory = stage.memory / f"node{number}"
+        memory.mkdir(mode=0o700)
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "SUREFOOT_SHM": str(memory)}, start_new_session=True
+            )
+        self._memory = memory
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def begun(self) -> list[list[Any]]:
+        return _said([self.output], "begins")
+
+    def trainer(self) -> int:
+        """The newest process that was given a rank."""
+        ranked = [pid for pid in processes_with(str(self._memory)) if b"\0RANK=" in _environment(pid)]
+        return max(ranked)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
