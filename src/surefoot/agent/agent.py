@@ -24,6 +24,7 @@ from surefoot.agent.memory import Memory
 from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.opening import Opening
 from surefoot.agent.pacer import Pacer
+from surefoot.agent.peers import Peers
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.planning import Planner
@@ -82,8 +83,10 @@ class Agent:
         frozen_start = FrozenStart(self._crew, self._frozen, frozen_files, journal)
         needs = NeedsDesk(self._crew)
         keeper = Keeper(books, disks, frozen_files, journal)
+        peers = Peers(self._fleet, self._memory)
         self._shipper = Shipper(
             self._fleet,
+            peers,
             self._memory,
             pipeline,
             Commits(self._fleet, books, pipeline),
@@ -121,6 +124,7 @@ class Agent:
         )
         starter = Starter(
             self._fleet,
+            peers,
             books,
             disks,
             self._memory,

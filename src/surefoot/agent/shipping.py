@@ -14,6 +14,7 @@ from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
+from surefoot.agent.peers import Peers
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.situation import Situation
@@ -21,7 +22,6 @@ from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.core.documents import Fields
-from surefoot.core.held import HeldImages, newest_whole
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
@@ -91,6 +91,7 @@ class Shipper:
     def __init__(
         self,
         fleet: Fleet,
+        peers: Peers,
         memory: Memory,
         pipeline: Pipeline,
         commits: Commits,
@@ -104,6 +105,7 @@ class Shipper:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._fleet = fleet
+        self._peers = peers
         self._memory = memory
         self._pipeline = pipeline
         self._commits = commits
@@ -131,7 +133,6 @@ class Shipper:
         self._spawn = spawn
         self.rate_bytes_per_s = 0.0
         """Measured speed of the last delivery; 0 before there is one."""
-        fleet.answer("inventory", self._inventory)
         fleet.answer("ship newest", self._asked_to_ship_newest)
         fleet.hear("ship", self._hear_order)
 
@@ -239,12 +240,9 @@ class Shipper:
     async def _choose(self, trigger: str) -> bool:
         if not self._situation.has_generation:
             return False
-        mine = _inventory_of(await self._memory.sets())
-        theirs = await self._fleet.ask_all({"op": "inventory"}, _CHOOSE_WITHIN_S)
-        held = [*mine, *(one for body in theirs.values() for one in _read_inventory(body))]
         safe = self._situation.committed
-        newest = newest_whole(held, safe)
-        if newest is None:
+        newest = next(iter(await self._peers.whole()), None)
+        if newest is None or (safe is not None and newest.at <= safe):
             return False
         if not self.delivering(newest.at):
             order = Order(newest.at, newest.plan, trigger, f"{trigger} {newest.at.step} {secrets.token_hex(4)}")
@@ -265,9 +263,6 @@ class Shipper:
             self._commits.give_up(order.name, "its image moved on before it could be kept")
         elif not self.delivering(order.at):
             self._ship(images, order.trigger, order.name)
-
-    async def _inventory(self, _node: str, _body: Body) -> Body:
-        return {"sets": [one.to_json() for one in _inventory_of(await self._memory.sets())]}
 
     def all_durable(self) -> bool:
         """True if memory holds nothing newer than the newest commit."""
@@ -547,20 +542,3 @@ class Shipper:
             "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._all()],
             "bytes_per_s": round(self.rate_bytes_per_s),
         }
-
-
-def _inventory_of(sets: Iterable[ImageSet]) -> list[HeldImages]:
-    return [
-        HeldImages(
-            one.at,
-            one.plan,
-            one.parts[0].segment.plan().world_size,
-            tuple(part.segment.rank for part in one.parts),
-            one.size_bytes,
-        )
-        for one in sets
-    ]
-
-
-def _read_inventory(body: Body) -> list[HeldImages]:
-    return [HeldImages.from_json(one) for one in Fields(body, "inventory").items("sets")]

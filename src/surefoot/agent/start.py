@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import xxhash
+
 from surefoot.agent.books import Books
 from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
 from surefoot.agent.fleet import Fleet
@@ -15,10 +17,22 @@ from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.agent.needs import Needs, NeedsDesk
-from surefoot.agent.ranges import CopiesPlace, Reads, RunPlace, fetch_portions, memory_place, portion_of
+from surefoot.agent.peers import PeerPlace, Peers, Spread
+from surefoot.agent.ranges import (
+    Block,
+    CopiesPlace,
+    MemoryPlace,
+    Portion,
+    Reads,
+    RunPlace,
+    fetch_portions,
+    memory_place,
+    portion_of,
+)
 from surefoot.agent.ranges import Place as NearPlace
 from surefoot.clock import boot_s, wall_s
 from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.copies import Copy
 from surefoot.core.layout import StepId, commit_key, generation_key, plan_key
 from surefoot.core.lineage import Cuts, counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent
@@ -70,6 +84,7 @@ class Starter:
     def __init__(
         self,
         fleet: Fleet,
+        peers: Peers,
         books: Books,
         disks: Tier | None,
         memory: Memory,
@@ -81,6 +96,7 @@ class Starter:
         resume: str,
     ) -> None:
         self._fleet = fleet
+        self._peers = peers
         self._orders = 0
         self._books = books
         self._disks = disks
@@ -139,12 +155,16 @@ class Starter:
                     image = None
                 return Beginning(generation, image, {"fetch": round(boot_s() - began_s, 4)})
             self.release(image)
-            image, why = await self._try(StepId(int(order["step"]), int(order["generation"])))
+            image, why = await self._try(order)
             await self._fleet.gather(f"tried {what}", {"error": why})
 
-    async def _try(self, at: StepId) -> tuple[Image | None, str | None]:
-        """Fetch a committed step for this node's trainers. With the image, or why there is none."""
+    async def _try(self, order: Body) -> tuple[Image | None, str | None]:
+        """Fetch a step for this node's trainers. With the image, or why there is none."""
         try:
+            if "copies" in order:
+                spread = await self._load_spread(Spread.from_json(order))
+                return (spread, None) if await self._settled(spread) else (None, "its frozen tensors cannot be had")
+            at = StepId(int(order["step"]), int(order["generation"]))
             manifest = await self._manifest(at)
             for source in self._stored(manifest):
                 image = await self._load(source, None, manifest)
@@ -152,7 +172,7 @@ class Starter:
                     return image, None
         except SurefootError as error:
             return None, str(error)
-        return None, "; ".join(f"{what}: {why}" for what, why in self._refused.items()) or f"{at} is not there"
+        return None, "; ".join(f"{what}: {why}" for what, why in self._refused.items()) or "it is not there"
 
     def _next_order(self) -> str:
         self._orders += 1
@@ -162,13 +182,38 @@ class Starter:
         if not self._fleet.alone:
             self._fleet.bring(self._next_order(), order)
 
-    async def _others_have(self, image: Image) -> bool:
+    async def _load_spread(self, spread: Spread) -> Image:
+        """A step from the memory of all nodes together: from this one's what it has, the rest from the others."""
+        plan = await self._peers.plan(spread)
+        needs = await self._needs.ask(plan)
+        held = await self._peers.held(spread)
+        here = {_image_key(part.segment.rank): part for part in (held.parts if held is not None else ())}
+        places: list[NearPlace] = [MemoryPlace(self._memory, here), PeerPlace(self._peers, spread)]
+        portions = [_whole_portion(copy, needs) for copy in spread.holders]
+        records = await self._peers.records(spread)
+        fetched, counts_by_place = await fetch_portions(places, portions)
+        size_bytes = sum(copy.size_bytes for copy in spread.holders)
+        reads = Reads(needs.size_bytes if needs is not None else size_bytes, counts_by_place)
+        source = Source(spread.at, "ram", spread.plan, committed=False)
+        return Image(source, plan, fetched, records, held, reads)
+
+    async def _load_from_all(self, spread: Spread) -> Image | None:
+        try:
+            return await self._load_spread(spread)
+        except (AgentError, CorruptError, ShardError, ObjectMissingError) as error:
+            what = f"step {spread.at.step} in the nodes' memory"
+            self._refused[what] = str(error)
+            self._journal.record("warning", what=f"{what} is passed over: {error}")
+            return None
+
+    async def _others_have(self, image: Image, spread: Spread | None = None) -> bool:
         """True if every other node could fetch what its trainers need of an image."""
         if self._fleet.alone:
             return True
         at = image.source.at
         what = self._next_order()
-        self._fleet.bring(what, {"step": at.step, "generation": at.generation})
+        order: Body = spread.to_json() if spread is not None else {}
+        self._fleet.bring(what, {**order, "step": at.step, "generation": at.generation})
         try:
             answers = await self._fleet.gather(f"tried {what}", {"error": None})
         except BaseException:
@@ -268,11 +313,12 @@ class Starter:
         self, generations: Mapping[int, Generation], chain: Cuts, committed: Sequence[StepId]
     ) -> Image | None:
         """The newest image that counts and verifies, nearest place first."""
-        # Memory that lies on several nodes is no source yet: each would need parts of the others'.
         whole = await self._memory.whole_sets() if self._fleet.alone else []
         sets = {self._source_of(images): images for images in whole}
+        spreads = {} if self._fleet.alone else await self._spreads(chain)
         commits = [at for at in committed if counts(at, chain)]
-        steps = sorted({*commits, *(source.at for source in sets if counts(source.at, chain))}, reverse=True)
+        in_memory = {source.at for source in (*sets, *spreads) if counts(source.at, chain)}
+        steps = sorted({*commits, *in_memory}, reverse=True)
         # A parent that was committed is history, also if nothing of it is left to be listed.
         had_history = any(parent.committed for number in chain if (parent := generations[number].parent) is not None)
         given_up: list[Manifest] = []
@@ -283,14 +329,24 @@ class Starter:
                 given_up.append(manifest)
                 manifest = None
             here = {source: images for source, images in sets.items() if source.at == at}
-            for source in ranking([*here, *self._stored(manifest)], chain):
-                image = await self._load(source, here.get(source), manifest)
-                if image is not None and await self._settled(image) and await self._others_have(image):
+            there = [source for source in spreads if source.at == at]
+            for source in ranking([*here, *there, *self._stored(manifest)], chain):
+                spread = spreads.get(source)
+                if spread is not None:
+                    image = await self._load_from_all(spread)
+                else:
+                    image = await self._load(source, here.get(source), manifest)
+                if image is not None and await self._settled(image) and await self._others_have(image, spread):
                     return image
         image = await self._last_resort(given_up)
         if image is None:
             self._nothing(had_history)
         return image
+
+    async def _spreads(self, chain: Cuts) -> dict[Source, Spread]:
+        """What lies in the memory of all nodes together."""
+        found = [Spread.of(whole) for whole in await self._peers.whole(chain)]
+        return {Source(one.at, "ram", one.plan, committed=False): one for one in found}
 
     async def _last_resort(self, given_up: Sequence[Manifest]) -> Image | None:
         """Nothing that is kept can be restored: the bytes of one that retention gave up may still be there."""
@@ -425,6 +481,17 @@ class Starter:
         self._journal.record("quarantined", object=what, tier=tier, why=why)
         if tier == self._books.tier.name:
             await self._books.quarantine(what.replace(" ", "-"), why, wall_s())
+
+
+def _image_key(rank: int) -> str:
+    return f"image of rank {rank}"
+
+
+def _whole_portion(copy: Copy, needs: Needs | None) -> Portion:
+    """All of an image, of which nothing but the hash of the whole is known; nothing of one that is not needed."""
+    whole = Block(0, copy.size_bytes, lambda data: xxhash.xxh3_128_hexdigest(data) == copy.xxh3_128)
+    needed = needs is None or bool(needs.ranges(copy.rank, copy.size_bytes))
+    return Portion(copy.rank, _image_key(copy.rank), copy.size_bytes, [whole] if needed else [])
 
 
 def _parent(image: Image | None) -> Parent | None:

@@ -85,8 +85,9 @@ def _steps(stage: Stage, *, newest: bool) -> set[int]:
 
 
 def test_two_supervised_machines(stage: Stage) -> None:
-    """`surefoot run` on two machines: a trainer of one is killed and both start again, together; a SIGTERM to one of
-    them is saved by both, and both say with their exit code that they are to be started again."""
+    """`surefoot run` on two machines: a trainer of one is killed and both start again, together, from the newest step
+    in their memory; a SIGTERM to one of them is saved by both, and both say with their exit code that they are to be
+    started again."""
     stage.place.joinpath("log").mkdir()
     arguments = json.dumps({"to": None, "total": 100_000, "kind": "fsdp", "wait": True})
     command = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(stage.run), "--nnodes", "2"]
@@ -99,6 +100,9 @@ def test_two_supervised_machines(stage: Stage) -> None:
         until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start", 240.0)
         steps = {line[2] for machine in machines for line in machine.begun()[1:]}
         assert len(steps - {0}) == len(steps) == 1
+        until(lambda: len(_events(stage, "resumed")) == 4, "the end of the start")
+        resumed = _events(stage, "resumed")[2:]
+        assert [(event["tier"], event["redone_steps"] <= 1) for event in resumed] == [("ram", True)] * 2
         machines[0].process.terminate()
         for machine in machines:
             assert machine.process.wait(120) == 75, machine.output
@@ -109,7 +113,11 @@ def test_two_supervised_machines(stage: Stage) -> None:
     committed = [event for event in stage.events() if event["event"] == "committed"]
     assert committed[-1]["trigger"] == "emergency"
     assert committed[-1]["step"] > max(steps)
-    assert not [event for event in stage.events() if event["event"] == "warning"]
+    assert [event["what"] for event in _events(stage, "warning")] == []
+
+
+def _events(stage: Stage, kind: str) -> list[dict[str, Any]]:
+    return [event for event in stage.events() if event["event"] == kind]
 
 
 class _Machine:
