@@ -27,6 +27,7 @@ there is one). The fields beside these, by event:
     swept              steps, bytes
     superseded         by: generation and launch
     durable_age        age_s, step, tier: an alarm
+    mesh               what: connections between nodes that failed or ended
     warning            what
     left               step, finished
 """
@@ -40,7 +41,7 @@ SCHEMA_VERSION = 1
 
 Event = dict[str, Any]
 
-_SILENT = {"step", "stall", "sealed"}
+_SILENT = {"step", "stall", "sealed", "mesh"}
 
 
 def make_event(kind: str, *, t: float, run: str, launch: str, node: str, generation: int, **fields: Any) -> Event:

@@ -26,7 +26,7 @@ class Node:
         self.said: list[str] = []
         self.dead: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
-        self.fleet = Fleet(DiskTier(place), "run-1", name, self._spawn, self.said.append)
+        self.fleet = Fleet(DiskTier(place), "run-1", name, self._spawn, self.said.append, self.said.append)
         self.fleet.on_dead = self.dead.append
 
     def _spawn(self, work: Any) -> None:

@@ -70,7 +70,7 @@ class Agent:
         self._journal = journal
         self._situation = Situation(board, journal)
         self._memory = Memory(home, self._bad_memory)
-        self._fleet = Fleet(books.tier, home.run, _node_name(config), self.spawn, self._say)
+        self._fleet = Fleet(books.tier, home.run, _node_name(config), self.spawn, self._say, self._note)
         self._fleet.on_dead = self._node_dead
         self._fleet.hear("stop", self._hear_stop)
         self._relay = Relay(self._fleet, board)
@@ -321,6 +321,9 @@ class Agent:
         ranks = self._crew.stop_all()
         if ranks:
             self._journal.record("stopped", ranks=ranks, why=why)
+
+    def _note(self, what: str) -> None:
+        self._journal.record("mesh", what=what)
 
     def _say(self, what: str) -> None:
         self._journal.record("warning", what=what)

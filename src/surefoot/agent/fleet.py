@@ -48,12 +48,14 @@ class Fleet:
         node: str,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         say: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
+        """`say` gets what a person should see, `note` what may help to understand a network."""
         self._tier = tier
         self._run = run
         self._spawn = spawn
         self._say = say
-        self._mesh = Mesh(node, say=say)
+        self._mesh = Mesh(node, say=note)
         self._port = 0
         self._host = ""
         self._round = ""
