@@ -17,7 +17,7 @@ from surefoot.clock import boot_s, wall_s
 from surefoot.exits import EVICTED, FINISHED
 from surefoot.scenario.events import Event, Kind, Strike
 from surefoot.scenario.job import Job, Node
-from surefoot.scenario.processes import send, stopped, wait_for_end
+from surefoot.scenario.processes import ahead_of_others, send, stopped, wait_for_end
 
 PATIENCE_S = 120.0
 LIMIT_S = 3600.0
@@ -113,7 +113,8 @@ class Scenario:
         try:
             for job in self._jobs:
                 job.start()
-            self._carry_out()
+            with ahead_of_others():
+                self._carry_out()
             self._until(lambda: all(job.exit_code() is not None for job in self._jobs))
             self._check_ends()
         except _Stopped as stop:
