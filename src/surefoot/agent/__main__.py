@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from surefoot.agent.agent import Agent
@@ -21,8 +22,10 @@ from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError
 from surefoot.home import Home, is_draining
+from surefoot.priority import give_way
 from surefoot.tiers.open import open_disks, open_tier
 
+_THREADS = 8
 _NUM_RANKS = 64
 """Local ranks that a board has room for: 4 kB each."""
 _WAIT_FOR_DRAINING_S = 150.0
@@ -45,6 +48,8 @@ def main() -> int:
 
 
 async def _run(config: AgentConfig, pipe: int) -> int:
+    # What is done beside the loop is hashing, mostly.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "beside", initializer=give_way))
     books = Books(open_tier(config.uri))
     record = await books.open_run(wall_s())
     home = await _take_home(record.run, config)

@@ -21,6 +21,7 @@ from surefoot.errors import CorruptError, ResourceError
 from surefoot.events import human_bytes
 from surefoot.home import Home
 from surefoot.memory_room import available_bytes
+from surefoot.priority import give_way
 from surefoot.segment import Sealed, Segment, create_segment, open_segment, open_segment_file
 
 HASH_THREADS = 2
@@ -80,7 +81,7 @@ class Memory:
         self._home = home
         self._on_bad = on_bad
         self._all: list[Segment] = []
-        self._pool = ThreadPoolExecutor(HASH_THREADS, "hash")
+        self._pool = ThreadPoolExecutor(HASH_THREADS, "hash", initializer=give_way)
 
     @property
     def segments(self) -> list[Segment]:

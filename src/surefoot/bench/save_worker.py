@@ -23,7 +23,7 @@ from surefoot.bench.worker import begin, leave
 
 _QUIET_FIRST = 8
 _QUIET_BETWEEN = 4
-_SETTLING = 3
+_SETTLING = 10
 """Steps after a method was set up that are not undisturbed yet."""
 _COPIES_PER_STEP = 3.0
 """In the hidden setting: length of forward and backward, in copies of the state."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from surefoot.errors import TierError
+from surefoot.priority import give_way
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +19,7 @@ class Pool:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._name = name
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=give_way)
         self._closed = False
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from surefoot.priority import give_way
 from surefoot.trainer.tensors import copy_all, is_plainly_copied
 from surefoot.trainer.witness import Witness
 
@@ -112,5 +113,6 @@ class Copier:
             self._thread = None
 
     def _run(self) -> None:
+        give_way()
         while (work := self._work.get()) is not None:
             work()
