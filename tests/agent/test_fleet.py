@@ -143,6 +143,6 @@ def test_one_node_alone_listens_nowhere(tmp_path: Path) -> None:
         await node.fleet.enter(_ROUND, "127.0.0.1", [0, 1], 2)
         assert await node.fleet.gather("plan", {"n": 1}) == [{"n": 1}]
         assert (node.fleet.alone, node.fleet.leads, node.tasks) == (True, True, [])
-        assert list(tmp_path.iterdir()) == []
 
     asyncio.run(story())
+    assert list(tmp_path.iterdir()) == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, config, joined, make_node, running, until
 
-from surefoot.core.liveness import Bounds
+from surefoot.core.liveness import Bounds, View
 from surefoot.errors import AgentError, ConfigError, UsageError
 from surefoot.mesh.channel import Channel, address_towards, connect, enter, is_loopback
 from surefoot.mesh.handshake import Me, dial
@@ -260,6 +261,53 @@ def test_a_new_round_ends_the_old_one() -> None:
     asyncio.run(story())
 
 
+def test_nothing_of_an_old_round_is_heard_in_the_new_one() -> None:
+    """A node that enters a new round in the middle of a burst hears none of the rest, though it has come."""
+
+    async def story() -> None:
+        a, b = make_node("a"), make_node("b")
+        heard: list[int] = []
+        async with joined([a, b]) as places:
+
+            def last(_node: str, body: Body) -> None:
+                heard.append(body["number"])
+                if len(heard) == 3:
+                    b.mesh.join(places, OTHER_ROUND)
+
+            b.mesh.hear("burst", last)
+            for number in range(200):
+                a.mesh.tell("b", {"op": "burst", "number": number})
+            await until(lambda: not a.mesh.linked)
+            a.mesh.join(places, OTHER_ROUND)
+            assert (await a.mesh.ask("b", {"op": "double", "number": 1}, BOUND_S)) == {"twice": 2}
+            assert heard == [0, 1, 2]
+
+    asyncio.run(story())
+
+
+def test_a_proof_of_an_old_round_does_not_open_the_new_one() -> None:
+    """A node that enters a new round while a dialer proves itself in the old one does not take the connection."""
+
+    async def story() -> None:
+        b = make_node("b")
+        async with running([b]) as places:
+            members = {**places, "a": ("127.0.0.1", 1)}
+            b.mesh.join(members, KEY)
+
+            def enter_new_round(_node: str, _life: str) -> None:
+                b.mesh.join(members, OTHER_ROUND)
+
+            b.mesh._verdict = enter_new_round  # type: ignore[method-assign]
+            channel = await enter(await connect(*places["b"]), tls=False)
+            session = await dial(channel, KEY, Me("a", "life"), "b")
+            with pytest.raises(EOFError):
+                await session.opener.receive(channel.reader)
+            channel.abort()
+            assert (b.mesh.linked, b.happened) == ([], [])
+
+    asyncio.run(story())
+
+
 def test_a_member_that_ends_is_lost_and_comes_back() -> None:
     """An agent ends: lost after its window, nothing is queued for it; another one at its place: back, and new."""
 
@@ -362,6 +410,32 @@ def test_who_is_gone_is_not_dialed_and_not_let_in() -> None:
     asyncio.run(story())
 
 
+def test_a_new_round_may_begin_where_a_loss_is_heard() -> None:
+    """Two are lost in one look, and the first loss is answered by a new round: nobody is lost in that one."""
+
+    async def story() -> None:
+        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        async with joined([a, b, c]) as places:
+
+            def begin_anew(node: str) -> None:
+                a.happened.append(("lost", node))
+                a.mesh.join(places, OTHER_ROUND)
+
+            a.mesh.on_lost = begin_anew
+            await asyncio.gather(b.stop(), c.stop())
+            # Both windows end with the same look, whenever the last beats came.
+            await until(lambda: not a.mesh.linked)
+            now_s = a.mesh._now_s()
+            pulses = a.mesh._view.pulses
+            a.mesh._view = View(now_s, {name: replace(pulses[name], since_s=now_s) for name in ("b", "c")})
+            await until(lambda: ("lost", "b") in a.happened)
+            assert [other for what, other in a.happened if what == "lost"] == ["b"]
+            assert (a.mesh.lost, a.mesh.members) == ([], ["b", "c"])
+            assert a.mesh.tell("c", {"op": "note"})
+
+    asyncio.run(story())
+
+
 def test_who_does_not_come_is_named() -> None:
     """Waiting for all connections ends with the names of the missing."""
 
@@ -407,6 +481,9 @@ def test_what_cannot_work_is_refused() -> None:
     """Names, ports and addresses that are none; running without listening."""
 
     async def story() -> None:
+        for wrong in ({"half_open": 0}, {"handshake_s": -1.0}, {"waiting_bytes": 0}):
+            with pytest.raises(ConfigError, match=next(iter(wrong))):
+                config(**wrong)
         for name in ("", "a/b", "."):
             with pytest.raises(ConfigError, match="not a node's name"):
                 Mesh(name)

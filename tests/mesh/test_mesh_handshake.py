@@ -269,6 +269,23 @@ def test_a_silent_connection_ends_in_time() -> None:
     asyncio.run(story())
 
 
+def test_an_oversized_frame_is_refused_before_it_is_read() -> None:
+    """The least length beyond what a stranger may say ends the connection, though none of the rest has come."""
+
+    async def story() -> None:
+        b = make_node("b", config(handshake_s=100 * BOUND_S))
+        async with running([b]) as places:
+            b.mesh.join(places, KEY)
+            for length in (1025, 2**31, 2**32 - 1, 0, 1):
+                reader, writer = await asyncio.open_connection(*places["b"])
+                writer.write(struct.pack("<I", length))
+                async with asyncio.timeout(BOUND_S):
+                    assert await reader.read() == b""
+                writer.close()
+
+    asyncio.run(story())
+
+
 def test_a_flood_of_half_open_connections_is_bounded_and_keeps_nobody_out() -> None:
     """Hundreds that say nothing: only so many places are taken, and a member still gets in at once."""
 

@@ -13,6 +13,7 @@ from sim_start import Starting
 from sim_trainer import Order, Turn
 
 from surefoot.core.copies import Copy
+from surefoot.core.emergency import Count
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.relay import Progress
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from sim_world import Round, World
 
 _URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
+_LATE_S = 6.0
+"""Before a deadline: from here on no boundary is waited for."""
 Message = dict[str, Any]
 
 
@@ -43,6 +46,8 @@ class Brain:
         self.notices: dict[str, float] = {}
         self.pending: dict[StepId, float] = {}
         self.gone = False
+        self.held: Round | None = None
+        self.counted: dict[str, list[Count]] = {}
         self._loads: dict[Turn, dict[int, list[Copy]]] = {}
         self._shipped: set[tuple[int, int]] = set()
         """Slots whose image lies on the store, by identity and seq."""
@@ -55,7 +60,7 @@ class Brain:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        for name in ("hash", "ship", "commit", "relay", "beat", "release"):
+        for name in ("hash", "ship", "commit", "relay", "beat", "release", "late"):
             self.spawn(name, getattr(self, f"_{name}")())
         if self.node.board.leaving_until_s is not None:
             self.notices[self.node.name] = self.node.board.leaving_until_s
@@ -78,6 +83,7 @@ class Brain:
         self.round, self.order = round_, None
         self.answers, self.reports, self.training, self._loads = {}, {}, {}, {}
         self.node.board.noticed = self.node.name in self.notices
+        self.node.board.late_target = None
         if self.leads:
             self.spawn("begin", Starting(self, round_).begin())
         self.touch()
@@ -173,6 +179,50 @@ class Brain:
 
     def leaving(self) -> set[str]:
         return set(self.notices)
+
+    # ------------------------------------------------------------------ late staging
+
+    def _late(self) -> Steps:
+        """No boundary comes in time: hold all ranks, count where they are, name the newest step that all can take."""
+        while True:
+            yield Until(self.node.index, lambda: bool(self.notices) and self.leads, None)
+            until_s = min(self.notices.values(), default=0.0)
+            if self.held is self.round or until_s - self.world.kernel.now > _LATE_S or self.order is None:
+                yield Sleep(0.25)
+                continue
+            self.held, round_ = self.round, self.round
+            assert round_ is not None
+            self.counted = {}
+            while len(self.counted) < len(round_.members) and self.round is round_ and self.world.kernel.now < until_s:
+                missing = [member for member in round_.members if member.name not in self.counted]
+                self.broadcast(missing, op="hold", round=round_, sender=self.node)
+                yield Until(self.node.index, lambda: len(self.counted) == len(round_.members), 0.3)  # noqa: B023
+            target = self.world.policy.late_target(self.counted, [member.name for member in round_.members])
+            while target is not None and self.round is round_ and self.world.kernel.now < until_s:
+                self.broadcast(op="late", round=round_, step=target)
+                yield Sleep(0.3)
+
+    def _hear_hold(self, message: Message) -> None:
+        if self._is_current(message):
+            self.spawn("hold", self._hold(message["sender"], message["round"]))
+
+    def _hold(self, leader: Node, round_: Round) -> Steps:
+        words = list(self.node.board.ranks.values())
+        for word in words:
+            yield Local("hold", lambda word=word: setattr(word, "hold", True))  # type: ignore[misc]
+        counted = []
+        for word in words:
+            counted.append((yield Local("count", lambda word=word: Count(word.finished, word.entered))))  # type: ignore[misc]
+        if self.round is round_ and len(counted) == len(round_.ranks_of(self.node)):
+            self.send(leader, op="counted", round=round_, sender=self.node, counts=counted)
+
+    def _hear_counted(self, message: Message) -> None:
+        if self._is_current(message):
+            self.counted[message["sender"].name] = message["counts"]
+
+    def _hear_late(self, message: Message) -> None:
+        if self._is_current(message) and self.node.board.late_target is None:
+            self.node.board.late_target = message["step"]
 
     # ------------------------------------------------------------------ memory
 

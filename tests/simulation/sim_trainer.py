@@ -86,6 +86,8 @@ class Trainer:
     ahead: bool = False
     """It has planned already what all are to plan at the next boundary."""
     flying: bool = False
+    ready: tuple[Segment, Slot, StepId, str] | None = None
+    """A step that was not due: its boundary leaves lie in an open slot, the rest can be had until the fence."""
     ended: str = ""
     """Why it ended: finished or evicted."""
     words: RankWords = field(default_factory=RankWords)
@@ -98,6 +100,7 @@ class Trainer:
         self.step = start.step if start is not None else 0
         group = self.world.group(order.turn[0], self.round.size)
         yield Local("begin training", lambda: self._begin(start))
+        self.world.kernel.spawn(self.process, "watch", self._watch())
         target = self.world.setting.steps
         while self.step < target:
             todo = yield from self._one_step(group, self.step + 1, last=self.step + 1 == target)
@@ -188,6 +191,7 @@ class Trainer:
         yield Until(group.place, lambda: group.whole("gradients", step))
         yield Sleep(self.world.setting.step_s * self.world.rng_of(self.process).uniform(0.8, 1.2))
         yield from self._fence()
+        yield from self._pass()
         yield Local("optimizer", lambda: self._optimize(step))
         agreed = Vector(free_slots=1)
         if step - 1 in self.world.boundaries[(self.generation, self.rank)]:
@@ -200,12 +204,56 @@ class Trainer:
         vector = self._vector()
         yield Local("vector", lambda: group.give("vector", step, self.rank, self.node.index, vector))
         self.world.boundaries[(self.generation, self.rank)] = {step}
+        if step == self.world.setting.evaluates_after and self.rank == 0:
+            yield Sleep(60.0)
         return todo
 
     def _fence(self) -> Steps:
         yield Until(self.node.index, lambda: not self.flying)
         if self.world.policy.waits_for_all and self.world.setting.strict:
             yield Until(self.node.index, lambda: self._known_passed() >= self.words.passed)
+
+    def _pass(self) -> Steps:
+        """Say that the fence is passed, and only then look whether this rank is held: it stays, or was counted."""
+        yield Local("say entered", lambda: setattr(self.words, "entered", self.step + 1))
+        held = yield Local("look", lambda: self.words.hold)
+        board = self.node.board
+        if held:
+            yield Until(self.node.index, lambda: board.late_target is not None and board.late_target > self.step)
+        if self.ready is not None:
+            yield Local("drop", self._drop_ready)
+        yield Until(self.node.index, lambda: not self.flying)
+
+    def _drop_ready(self) -> None:
+        if self.ready is not None:
+            slot, self.ready = self.ready[1], None
+            slot.seq += 1
+            slot.voided_seq = slot.seq
+
+    def _lay_ready(self, step: int) -> Steps:
+        """A step that is not due gets its boundary leaves into a slot all the same, if there is one."""
+        free = self.world.policy.reusable(self._views(), self._known_sealed())
+        if not free or self.segment is None:
+            return
+        segment, slot, at, history = self.segment, self._slots()[free[0]], StepId(step, self.generation), self.history
+        yield Local("begin slot", lambda: self._open(slot))
+        piece = image_part(segment.plan, self.rank, at, history, 0)
+        yield Local("fill 0", lambda: slot.parts.__setitem__(0, piece))
+        self.ready = (segment, slot, at, history)
+        self.world.kernel.touch(self.node.index)
+
+    def _watch(self) -> Steps:
+        """The watcher thread: takes what lies ready, whatever the training thread is doing."""
+        while True:
+            yield Until(self.node.index, self._must_stage_late)
+            if self._must_stage_late() and self.ready is not None:
+                segment, slot, at, history = self.ready
+                self.ready, self.flying = None, True
+                yield from self._copy(segment, slot, at, history, "agent", counts=True)
+
+    def _must_stage_late(self) -> bool:
+        target = self.node.board.late_target
+        return self.ready is not None and self.words.hold and target == self.ready[2].step
 
     def _known_passed(self) -> int:
         known = self.node.board.known
@@ -261,6 +309,7 @@ class Trainer:
         if drifts or todo.skipped:
             self.world.uneven = True
         if not todo.stage:
+            yield from self._lay_ready(step)
             return
         slot = yield from self._slot(must)
         at, trigger = StepId(step, self.generation), _trigger(todo, self.step in self.world.setting.saves, step, self)

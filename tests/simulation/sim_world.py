@@ -44,6 +44,8 @@ class Setting:
     every: int = 1
     strict: bool = True
     saves: tuple[int, ...] = ()
+    evaluates_after: int = 0
+    """After the boundary of this step rank 0 evaluates for a minute; the others wait in a collective."""
     loss: float = 0.02
     delay_s: float = 0.05
     outage: float = 0.0

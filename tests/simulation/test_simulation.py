@@ -99,6 +99,27 @@ def test_an_announced_eviction_loses_no_finished_step(seed: int) -> None:
         assert (parent.generation, parent.step) == (number - 1, world.truth.finished_on_all[number - 1])
 
 
+def _evicted_while_evaluating(seed: int, policy: Policy) -> World:
+    """Every third step is staged; rank 0 evaluates after one that is not, and a notice comes meanwhile."""
+    setting = Setting(nodes=2 + seed % 2, every=3, steps=14, evaluates_after=7 + seed % 2, replace_after_s=3.0)
+    notice = Fault(kind="notice", node=seed % 2, at_s=12.0 + 0.3 * seed, seconds=15.0)
+    world = World(setting, seed, [notice], policy)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_step_that_was_not_due_is_staged_late_when_no_boundary_comes(seed: int) -> None:
+    """The next generation goes on at the newest finished step; without a late target, at an older one."""
+    finished = 7 + seed % 2
+    for policy, holds in ((REAL, True), (replace(REAL, late_target=lambda *_told: None), False)):
+        world = _evicted_while_evaluating(seed, policy)
+        assert world.truth.finished_on_all[1] == finished
+        parent = world.truth.generations[2].parent
+        assert parent is not None
+        assert (parent.step == finished) == holds
+
+
 def test_of_two_launches_exactly_one_trains_to_the_end() -> None:
     """The later one takes over, the earlier one stops for good, and the records show one change of hands."""
     world = World(Setting(nodes=2, launches=2, second_launch_s=8.0, steps=20), 3, [])
@@ -145,13 +166,13 @@ def test_a_failing_schedule_shrinks_to_lines_that_fail_again() -> None:
 
 
 _KEPT = [
-    # A record of one launch must not be waited for by one that was taken over, and whose acknowledgements are gone.
-    (Setting(nodes=3, ranks_per_node=2, launches=2), 371, [
+    # A launch that was taken over must hear of it although the acknowledgements that it waits for were deleted.
+    (Setting(nodes=3, ranks_per_node=2, launches=2, ship_s=3.0), 371, [
         Fault(kind="cut", node=0, effect="trainer vector", count=5, seconds=2.0),
         Fault(kind="stop_agent", node=1, effect="agent unpin", count=2, seconds=1.0),
     ]),
     # A leader that was replaced while it chose must not put the record of a choice that only it knows.
-    (Setting(nodes=3, ranks_per_node=2, launches=2), 1252, [
+    (Setting(nodes=3, ranks_per_node=2, launches=2, outage=0.05), 1252, [
         Fault(kind="cut", node=0, at_s=7.41, seconds=60.0),
         Fault(kind="kill_trainer", node=0, at_s=0.7),
     ]),

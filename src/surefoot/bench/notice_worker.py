@@ -18,7 +18,7 @@ NOTICE = "notice"
 _HEARD = "heard"
 _ROUND = "round-of-notices"
 _WITHIN_S = 120.0
-# Beats are of no interest here, and sixty nodes in one process would do little else.
+# Neither beats nor bounds are of interest here: sixty nodes in one process have one core between them.
 _BOUNDS = Bounds(beat_s=5.0, stood_still_s=20.0, lost_after_s=60.0)
 
 
@@ -62,7 +62,7 @@ async def enter(run: str, rank: int, world: int, tls: bool) -> Node:
     """Listen, and find the others through the directory `run`."""
     tier = open_tier(run)
     secret = await run_secret(tier)
-    mesh = Mesh(f"node-{rank:03d}", MeshConfig(tls=tls, bounds=_BOUNDS))
+    mesh = Mesh(f"node-{rank:03d}", MeshConfig(tls=tls, bounds=_BOUNDS, connect_s=_WITHIN_S, handshake_s=_WITHIN_S))
     address, port = await mesh.listen()
     await announce(tier, _ROUND, Presence(mesh.me.node, mesh.me.life, (address,), port, (rank,), world))
     return Node(mesh, secret, await gather(tier, _ROUND, _WITHIN_S))

@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measurements, as ratios within one run.", no_args_is_help=True)
-    for command in (save, restore, disk, link):
+    for command in (save, restore, disk, link, scale):
         bench.command(command.__name__)(command)
     bench.command("all")(everything)
     bench.callback()(_leave_in_good_order)
@@ -112,6 +112,27 @@ def link(
     _show("eviction behind a slow link", bench.to_json(bench.measure(wanted)), as_json=as_json)
 
 
+def scale(
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, comma-separated.")] = "8,64,512,4096",
+    tensors: Annotated[str, typer.Option(help="Tensors of a rank's state, comma-separated.")] = "100,1000,10000,100000",
+    largest_report: Annotated[int, typer.Option(help="Ranks times tensors up to which plans are made.")] = 100_000,
+    rounds: Annotated[int, typer.Option(help="Counts of each figure; the quickest is taken.", min=1)] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What planning, commit, listing, recovery choice and retention cost at many ranks and tensors; CPU time alone."""
+    from surefoot.bench import scale as bench
+
+    wanted = bench.ScaleBench(
+        ranks=_counts(ranks, "--ranks"), tensors=_counts(tensors), largest_report=largest_report, rounds=rounds
+    )
+    rows = bench.measure(wanted, lambda row: typer.echo(f"measured {row.what}, {row.ranks} ranks", err=True))
+    if as_json:
+        typer.echo(json.dumps(bench.to_json(rows), allow_nan=False))
+        return
+    cells = [(row.what, str(row.ranks), str(row.tensors or ""), f"{row.ms:.2f}") for row in rows]
+    printing.print_table(("decision", "ranks", "tensors", "ms"), cells, right=("ranks", "tensors", "ms"))
+
+
 def everything() -> None:
     """All of these, one after the other, at their usual sizes."""
     _show_save(SaveBench(methods=(*METHODS, NOTHING)))
@@ -147,13 +168,13 @@ def _floor_line(floor: Floor) -> str:
     )
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _counts(text: str, option: str = "--tensors") -> tuple[int, ...]:
     try:
         counts = tuple(int(count) for count in text.split(","))
     except ValueError:
         counts = (0,)
     if min(counts) < 1:
-        raise ConfigError(f"--tensors is {text!r}: give counts, comma-separated, like 64,2000")
+        raise ConfigError(f"{option} is {text!r}: give counts, comma-separated, like 64,2000")
     return counts
 
 

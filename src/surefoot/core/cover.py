@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from surefoot.core.image import Box
@@ -34,7 +35,7 @@ def _is_inside(box: Box) -> bool:
 def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     """Two blocks that share an element, found by a sweep along the axis in which most blocks begin apart."""
     solid = [box for box in boxes if prod(box.shape)]
-    if len(solid) < 2:
+    if len(solid) < 2 or _lie_in_slabs(solid, range(len(solid[0].shape))):
         return None
     axis = max(range(len(solid[0].shape)), key=lambda axis: len({box.offset[axis] for box in solid}), default=None)
     if axis is None:
@@ -47,6 +48,27 @@ def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
                 return other, box
         under_way.append(box)
     return None
+
+
+def _lie_in_slabs(boxes: Sequence[Box], axes: Sequence[int]) -> bool:
+    """True if the blocks lie in slabs side by side along an axis, and within each again, down to single ones.
+
+    As the blocks of a mesh of ranks do; then no two of them share an element. False says nothing. What makes it worth
+    its lines: a sweep compares each block with all those beside it, which in a mesh are many.
+    """
+    if len(boxes) < 2:
+        return True
+    axis = max(axes, key=lambda axis: len({box.offset[axis] for box in boxes}), default=None)
+    if axis is None:
+        return False
+    slabs: dict[tuple[int, int], list[Box]] = {}
+    for box in boxes:
+        slabs.setdefault((box.offset[axis], box.shape[axis]), []).append(box)
+    edges = sorted(slabs)
+    if any(start + length > after for (start, length), (after, _length) in pairwise(edges)):
+        return False
+    rest = [other for other in axes if other != axis]
+    return all(_lie_in_slabs(slab, rest) for slab in slabs.values())
 
 
 def _meet(one: Box, other: Box) -> bool:

@@ -139,7 +139,7 @@ class Plan:
 
     def image(self, rank: int) -> Image:
         """Layout of a rank's image; may hold no tensor at all."""
-        boxes = [item.box for item in self.items if item.rank == rank and not item.frozen]
+        boxes = [item.box for item in self.kept_by(rank) if not item.frozen]
         return build_image(boxes, self.hash, rank)
 
     def frozen_image(self, rank: int) -> Image | None:
@@ -147,7 +147,7 @@ class Plan:
 
         Its bytes say nothing of plan and rank: the same tensors make the same file whatever is planned beside them.
         """
-        boxes = [item.box for item in self.items if item.rank == rank and item.frozen]
+        boxes = [item.box for item in self.kept_by(rank) if item.frozen]
         return build_image(boxes, None, rank) if boxes else None
 
     def structure(self, rank: int) -> str:
@@ -155,11 +155,28 @@ class Plan:
 
     def sources(self, rank: int) -> dict[str, Item]:
         """For one rank, by leaf name: the item that holds that leaf for it. Sharded leaves are in `blocks`."""
-        mine: dict[str, Item] = {}
+        return {**self.replicated, **self.own(rank)}
+
+    def kept_by(self, rank: int) -> Sequence[Item]:
+        """What a rank keeps, for itself and for others, in the plan's order."""
+        return self._by_rank.get(rank, ())
+
+    def own(self, rank: int) -> dict[str, Item]:
+        """What a rank keeps for itself only, by leaf name."""
+        return {item.leaf: item for item in self.kept_by(rank) if item.spread == "local"}
+
+    @cached_property
+    def replicated(self) -> dict[str, Item]:
+        """What is kept once for all ranks, by leaf name."""
+        return {item.leaf: item for item in self.items if item.spread == "replicated"}
+
+    @cached_property
+    def _by_rank(self) -> dict[int, list[Item]]:
+        # Looked through once: whoever asks for every rank's share would else go through all items for each.
+        by_rank: dict[int, list[Item]] = {}
         for item in self.items:
-            if item.spread == "replicated" or (item.spread == "local" and item.rank == rank):
-                mine[item.leaf] = item
-        return mine
+            by_rank.setdefault(item.rank, []).append(item)
+        return by_rank
 
     @cached_property
     def blocks(self) -> dict[str, list[Item]]:
@@ -225,7 +242,8 @@ def make_plan(reports: Sequence[Report]) -> Plan:
         so_far[owner] += _size_bytes(one.leaf)
     mismatched += differing
     structures = list(dict.fromkeys(report.structure for report in reports))
-    of_rank = tuple(structures.index(report.structure) for report in reports)
+    numbers = {structure: number for number, structure in enumerate(structures)}
+    of_rank = tuple(numbers[report.structure] for report in reports)
     plan = Plan(len(reports), tuple(items), tuple(structures), of_rank, tuple(sorted(mismatched)))
     if repeated := _kept_twice(plan):
         raise UnsupportedStateError(f"{repeated[0]!r}: a rank's own copy of another tensor is kept under this name")
@@ -247,11 +265,18 @@ def check_cover(plan: Plan, what: str) -> None:
             raise CorruptError(f"{what}: {name!r}: {flaw}")
     if repeated := _kept_twice(plan):
         raise CorruptError(f"{what}: {repeated[0]!r} is kept twice")
+    # What no rank keeps for all, each must keep for itself; looked up once a structure, not once a rank.
+    apart = [_not_for_all(plan, structure) for structure in plan.structures]
     for rank in range(plan.world_size):
-        kept = plan.sources(rank)
-        for name in structure_leaves(plan.structure(rank)):
-            if name not in kept and name not in plan.blocks:
-                raise CorruptError(f"{what}: no rank keeps {name!r} of rank {rank}")
+        if names := apart[plan.structure_of_rank[rank]]:
+            own = plan.own(rank)
+            if missing := [name for name in names if name not in own]:
+                raise CorruptError(f"{what}: no rank keeps {missing[0]!r} of rank {rank}")
+
+
+def _not_for_all(plan: Plan, structure: str) -> list[str]:
+    names = structure_leaves(structure)
+    return [name for name in names if name not in plan.replicated and name not in plan.blocks]
 
 
 def structure_leaves(structure: str) -> list[str]:

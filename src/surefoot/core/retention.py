@@ -29,6 +29,7 @@ def to_retire(
     parent of every generation stays until a later step on that lineage is verified. With no verified checkpoint
     nothing goes.
     """
+    verified = frozenset(verified)
     live = [manifest for manifest in manifests if manifest.retired is None]
     # A set: one that is seen on two tiers is still one checkpoint.
     good = sorted({m.at for m in live if m.at in verified and counts(m.at, chain)}, reverse=True)
@@ -52,6 +53,7 @@ def abandoned_steps(
     Only of older generations: in the newest one an upload may be under way. Only below the oldest kept checkpoint,
     or off the lineage: a complete set above it is still worth committing.
     """
+    taken = frozenset(taken)
     return sorted(
         at
         for at in steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from surefoot.clock import boot_s
 from surefoot.core import liveness
@@ -50,6 +50,12 @@ class MeshConfig:
     waiting_bytes: int = 2 * MAX_MESSAGE_BYTES
     redial_first_s: float = 0.05
     redial_most_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("bounds", "tls") and not value > 0:
+                raise ConfigError(f"{each.name} is {value}: give a number above 0")
 
 
 def _nothing(_node: str) -> None:
@@ -259,9 +265,7 @@ class Mesh:
                 channel, session = await self._dial(member)
             except (OSError, EOFError) as error:
                 member.silent = isinstance(error, TimeoutError)
-                # At a round's beginning it may not have heard of this one yet.
-                if pause_s >= self._config.redial_most_s / 2:
-                    member.say_once(f"cannot reach node {member.node} at {member.place[0]}: {_words(error)}")
+                member.say_once(f"cannot reach node {member.node} at {member.place[0]}: {_words(error)}")
             else:
                 pause_s = self._config.redial_first_s
                 member.silent = False
@@ -315,8 +319,9 @@ class Mesh:
             member.post({"beat": self._counter})
             self._note_change()
             self.on_linked(member.node, fresh)
-            # Its proof was made just now: a process that was not heard before has begun to live.
-            self._beaten(member.node, session.life, liveness.NO_BEAT)
+            if self._members.get(member.node) is member:
+                # Its proof was made just now: a process that was not heard before has begun to live.
+                self._beaten(member.node, session.life, liveness.NO_BEAT)
 
         await member.serve(self._group, channel, session, MAX_MESSAGE_BYTES, linked)
 
@@ -332,9 +337,10 @@ class Mesh:
             self._view = looked.view
             if looked.stood_still_s:
                 self._say(f"this agent stood still for {looked.stood_still_s:.1f} s: nobody is judged by that time")
-            for node in looked.lost:
-                if node in self._members:
-                    self._lose(self._members[node])
+            for member in [self._members[node] for node in looked.lost]:
+                # Whoever hears of one may have entered a new round, or have called others gone.
+                if self._members.get(member.node) is member:
+                    self._lose(member)
 
     def _beat(self, members: Iterable[Member]) -> None:
         for member in members:
