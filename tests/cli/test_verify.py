@@ -157,6 +157,27 @@ async def rehash(run: Path, at: StepId, data: bytes) -> None:
     await books.tier.put(shard.ack, shard.ack_bytes())
 
 
+def test_sums_of_blocks_that_are_not_its_own_are_named(run_copy: Path) -> None:
+    """A sound shard whose documents have the sum of another block: no part of it could be verified by itself."""
+    shard = shard_of(run_copy, STEPS)
+    asyncio.run(_spoil_sums(run_copy, StepId(STEPS, 1)))
+    what = "the sums of its blocks that stand in its documents are not those of its bytes"
+    assert problems(run_copy) == {str(shard.relative_to(run_copy)): what}
+
+
+async def _spoil_sums(run: Path, at: StepId) -> None:
+    from dataclasses import replace
+
+    books = Books(DiskTier(run))
+    manifest = await books.manifest(at)
+    assert manifest is not None
+    (shard,) = manifest.shards
+    assert shard.blocks is not None
+    shard = replace(shard, blocks=replace(shard.blocks, sums=(shard.blocks.sums[0] ^ 1, *shard.blocks.sums[1:])))
+    await books.rewrite_manifest(replace(manifest, shards=(shard,)))
+    await books.tier.put(shard.ack, shard.ack_bytes())
+
+
 def test_a_plan_with_a_hole_is_named(run_copy: Path) -> None:
     """A plan that forgets a tensor, sealed and consistently named by manifests: no exact cover."""
     path = first(run_copy, "plans/*.json")

@@ -26,10 +26,11 @@ def _python_blocks(document: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", document.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def _run(script: str, place: Path, environment: dict[str, str]) -> str:
+def _run(script: str, place: Path, environment: dict[str, str], ranks: int = 0) -> str:
     (place / "script.py").write_text(script)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     done = subprocess.run(
-        [sys.executable, "script.py"],
+        [sys.executable, *launcher, "script.py"],
         cwd=place,
         env=environment,
         capture_output=True,
@@ -95,6 +96,16 @@ def test_the_examples_of_the_exact_resume_page(tmp_path: Path, environment: dict
         # 20 batches of 8 from 1 to 50, the seventh of each epoch short.
         assert _run(stream, tmp_path, environment) == f"{float(2 * 1275 + sum(range(1, 49)))}\n"
     assert _run(check, tmp_path, environment) == "every sample and every bit of 20 losses\n"
+
+
+def test_the_example_of_the_resharding_page(tmp_path: Path, environment: dict[str, str]) -> None:
+    """One rank begins, two go on from its very values."""
+    (example,) = _python_blocks(_ROOT / "docs/resharding.md")
+    first = _run(example, tmp_path, environment, ranks=1).split()
+    second = _run(example, tmp_path, environment, ranks=2).split()
+    assert (first[:2], second[:2]) == (["1", "5"], ["2", "10"])
+    assert second[2] == first[3]
+    assert second[3] != second[2]
 
 
 def test_every_page_that_a_document_points_to_is_there() -> None:

@@ -14,13 +14,20 @@ import torch.distributed as dist
 from ranks import Place, registered
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.core.plan import Plan
+from surefoot.core.image import Box
+from surefoot.core.plan import Item, Plan, make_plan
 from surefoot.core.ranges import Range, Region, merged, region_ranges
+from surefoot.errors import CorruptError
+from surefoot.trainer.fitting import Target
 from surefoot.trainer.registry import Registry
+from surefoot.trainer.report import report_of
+from surefoot.trainer.reshard import Planner
 from surefoot.trainer.restore import map_image
+from surefoot.trainer.saved import SavedTensor
 
 _numbers = count()
 PAGE = 4096
@@ -166,3 +173,47 @@ def matrix(directory: str, saves: Sequence[tuple[str, int]], loads: Sequence[tup
 
     in_world(directory, 4, rank)
     return found
+
+
+def copies_that_differ(directory: str) -> dict[str, Any]:
+    """Each rank keeps a tensor of its own; then it is one sharded tensor."""
+    rank = dist.get_rank()
+    place = Place(Path(directory))
+    plan = place.save(registered(x={"t": torch.arange(15.0).view(5, 3) + 100 * rank}))
+    tree = {"t": distribute_tensor(torch.zeros(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])}
+    said: list[str] = []
+    registry = Registry({"x": tree}, {}, said.append)
+    registry.register()
+    place.load(registry, plan)
+    return {"whole": tree["t"].full_tensor().tolist(), "said": said}
+
+
+def with_holes() -> list[str]:
+    """What is said of images that lack a part, by one process."""
+    x = {"a": torch.arange(2000.0), "b": torch.arange(3000.0)}
+    flat = registered(x=x).flatten()
+    plan = make_plan([report_of(flat, several=False)])
+    image = plan.image(0)
+    starts = {box.name: start for box, start in image.places}
+    said = []
+    for ranges in ([(starts["x.a"], starts["x.a"] + 8000)], [(0, starts["x.b"] + 11_999)], [(0, image.size_bytes)]):
+        fd = os.memfd_create("holes")
+        os.truncate(fd, image.size_bytes)
+        images = {0: map_image(0, fd, 0, image.size_bytes, ranges)}
+        try:
+            registered(x=x).load_state(plan, flat.values, 0, images, 1)
+            said.append("nothing")
+        except CorruptError as error:
+            said.append(str(error))
+    return said
+
+
+def planned_with_a_hole() -> str:
+    """What the planning says if a saved block is not there."""
+    items = tuple(Item(Box("t", "float32", (2, 3), (row, 0), (7, 3)), 0, "sharded", "t") for row in (0, 2, 5))
+    saved = SavedTensor("t", "float32", (7, 3), items, (0, 1, 2), sharded=True, same_ranks=True)
+    try:
+        Planner([Target(saved, (1, 0), (5, 3), None)]).reads()
+    except CorruptError as error:
+        return str(error)
+    return "nothing"

@@ -56,3 +56,26 @@ def test_every_layout_into_every_other(tmp_path: Path, saves: list[Any], loads: 
             assert one["far"] == [], what
             assert one["tensors"] > 10, what
             assert one["as_saved"] or f"{layout}{world_size}" != name, what
+
+
+def test_of_copies_that_differ_all_take_the_first_rank_s(tmp_path: Path) -> None:
+    """A sharded tensor is never put together of different ranks' own tensors; and it is said."""
+    for answer in on_ranks(2, scenes.copies_that_differ, str(tmp_path)):
+        assert answer["whole"] == [[3.0 * row, 3.0 * row + 1, 3.0 * row + 2] for row in range(5)]
+        assert answer["said"] == [
+            "x.t: each rank had kept its own; now it is sharded, and made of the first rank's",
+        ]
+
+
+def test_what_did_not_arrive_is_never_taken_for_zeros() -> None:
+    """A tensor of which a byte is not there is named, with the bytes; what is there is loaded."""
+    without_b, without_its_end, whole = scenes.with_holes()
+    assert without_b.startswith("x.b: bytes ")
+    assert without_its_end.startswith("x.b: bytes ")
+    assert without_b.endswith(" of rank 0 did not arrive")
+    assert whole == "nothing"
+
+
+def test_a_part_that_was_not_saved_is_named() -> None:
+    """One row between two saved blocks: the tensor, what is wanted of it, and how much of that there is."""
+    assert scenes.planned_with_a_hole() == "t at [1, 0] of shape [5, 3]: the checkpoint has 12 of 15 elements"
