@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 import surefoot
 from surefoot.trainer.boundary import Boundary
+from surefoot.trainer.copying import HostLane
 
 _STEPS = 9
 
@@ -214,3 +216,39 @@ def test_saving_leaves_no_hook_and_no_thread(tmp_path: Path) -> None:
         _train(model, optimizer)
     assert optimizer._optimizer_step_pre_hooks == {}
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("surefoot")] == []
+
+
+def test_the_training_thread_helps_a_copier_that_gets_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copier stands still before its first group: the fence copies everything, and each image is its boundary."""
+    waiting = threading.Event()
+    helped: list[int] = []
+    copy_left, help_ = HostLane._copy_what_is_left, HostLane.help
+
+    def slowly(lane: HostLane) -> None:
+        if threading.current_thread().name == "surefoot-copier":
+            waiting.set()
+            helped_before = len(helped)
+            while len(helped) == helped_before:
+                time.sleep(0.001)
+        copy_left(lane)
+
+    def help_and_say(lane: HostLane) -> None:
+        if not lane._left:
+            return
+        assert waiting.wait(60)
+        help_(lane)
+        assert not lane._left
+        helped.append(1)
+
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    watched = Watched(tmp_path / "run", model=model, optimizer=optimizer)
+    for step in watched.steps(_STEPS, lambda: _kept(model)):
+        if step == 4:
+            monkeypatch.setattr(HostLane, "_copy_what_is_left", slowly)
+            monkeypatch.setattr(HostLane, "help", help_and_say)
+        if step == 7:
+            monkeypatch.undo()
+        _train(model, optimizer)
+    assert len(helped) >= 2
+    assert watched.sealed >= set(range(1, _STEPS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,36 @@ class Nothing:
 
     def close(self) -> None:
         return
+
+
+class Memcpy(Nothing):
+    """Keeps nothing: one plain copy of the state behind the next step, and nobody who hashes or writes it. What it
+    shows as a stall is what a copy costs on this machine, however it is hidden."""
+
+    def __init__(self, training: Training) -> None:
+        self._pairs = [(torch.empty_like(tensor), tensor) for tensor in training.tensors().values()]
+        for target, source in self._pairs:
+            target.copy_(source)
+        self._copier = ThreadPoolExecutor(1)
+        self._copy: Future[None] | None = None
+
+    def before_optimizer(self) -> None:
+        if self._copy is not None:
+            self._copy.result()
+
+    def boundary(self, number: int | None) -> None:
+        if number is not None:
+            self._copy = self._copier.submit(self._run)
+
+    def sealed(self) -> bool:
+        return self._copy is None or _is_done(self._copy)
+
+    def close(self) -> None:
+        self._copier.shutdown()
+
+    def _run(self) -> None:
+        for target, source in self._pairs:
+            target.copy_(source)
 
 
 class TorchSave(Nothing):
@@ -167,9 +197,10 @@ class Surefoot:
 
 
 def make_method(name: str, training: Training, place: Path, rank: int) -> Method:
-    """By the name in the results; `nothing` for the measurement's own noise."""
+    """By the name in the results; `nothing` for the measurement's own noise, `memcpy` for the machine's."""
     kinds: dict[str, Any] = {
         "nothing": Nothing,
+        "memcpy": lambda: Memcpy(training),
         "torch.save": lambda: TorchSave(training, place, rank),
         "dcp.save": lambda: DcpSave(training, place, rank),
         "dcp.async_save/thread": lambda: DcpAsyncSave(training, place, rank, process=False, shared=False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -32,8 +33,14 @@ class Lane(Protocol):
     def boundary(self, pairs: Sequence[Pair]) -> None:
         """In the training thread: copy these as they are at this point of the program."""
 
+    def offer(self, pairs: Sequence[Pair]) -> None:
+        """In the training thread: these are going to be copied behind it."""
+
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
-        """In the copier's thread: copy these, and then have the witness compare what it knows exactly."""
+        """In the copier's thread: copy what was offered, and then have the witness compare what it knows exactly."""
+
+    def help(self) -> None:
+        """In the training thread, which has nothing else to do: copy what nobody has begun to copy."""
 
     def wait(self) -> None:
         """In the copier's thread: until all bytes are in the slot."""
@@ -47,17 +54,43 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """Sources in ordinary memory."""
+    """Sources in ordinary memory.
+
+    The copier gives way to everybody, so on a machine with more to do than processors it may have done little when the
+    training thread has to wait for it; then that thread does the rest itself.
+    """
 
     host_must_wait = True
+
+    def __init__(self) -> None:
+        self._left: deque[list[Pair]] = deque()
+        self._helping = threading.Lock()
 
     def boundary(self, pairs: Sequence[Pair]) -> None:
         copy_groups(pairs)
 
+    def offer(self, pairs: Sequence[Pair]) -> None:
+        self._left.extend(_groups(pairs))
+
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
-        copy_groups(pairs)
-        if witness is not None:
-            witness.compare(HOST)
+        del pairs
+        self._copy_what_is_left()
+        # Whoever took a group before there was none left may still be copying it.
+        with self._helping:
+            if witness is not None:
+                witness.compare(HOST)
+
+    def help(self) -> None:
+        with self._helping:
+            self._copy_what_is_left()
+
+    def _copy_what_is_left(self) -> None:
+        while True:
+            try:
+                group = self._left.popleft()
+            except IndexError:
+                return
+            copy_groups(group)
 
     def wait(self) -> None:
         return

@@ -54,6 +54,12 @@ class StreamLane:
         for device in self._devices:
             self._boundary[device] = torch.cuda.current_stream(device).record_event()
 
+    def offer(self, pairs: Sequence[Pair]) -> None:
+        return
+
+    def help(self) -> None:
+        return
+
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
         by_device = _by_device(pairs)
         # Ordinary memory is copied first: the host itself fences it.

@@ -69,11 +69,12 @@ class Flight:
         return [self.pairs[number] for number in self.split.overlapped]
 
     def finish(self) -> None:
-        """Wait for the end.
+        """Wait for the end, in the training thread.
 
         Raises:
             Exception: whatever the copy failed with.
         """
+        self.lane.help()
         self.ended.wait()
         if self.error is not None:
             raise self.error
@@ -288,6 +289,7 @@ class Taker:
     # ------------------------------------------------------------------ copies
 
     def _start(self, flight: Flight) -> None:
+        flight.lane.offer(flight.overlapped())
         self._flights.append(flight)
         self._copier.submit(lambda: self._bring(flight))
 
