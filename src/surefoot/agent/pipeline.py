@@ -177,9 +177,14 @@ async def stream(part: Held, digest: Digest, pacer: Pacer) -> AsyncIterator[memo
         await pacer.take(len(chunk))
         if len(chunk) <= _INLINE_HASH_BYTES:
             digest.update(chunk)
-        else:
-            await asyncio.to_thread(digest.update, chunk)
-        yield chunk
+            yield chunk
+            continue
+        # Beside the writing of the same bytes; they are pinned, and whether they stood still is asked at the end.
+        hashing = asyncio.ensure_future(asyncio.to_thread(digest.update, chunk))
+        try:
+            yield chunk
+        finally:
+            await hashing
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
