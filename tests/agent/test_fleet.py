@@ -12,7 +12,6 @@ import pytest
 
 import surefoot.agent.fleet as fleet_module
 from surefoot.agent.fleet import Fleet
-from surefoot.errors import AgentError
 from surefoot.tiers.disk import DiskTier
 
 _ROUND = "round-0001"
@@ -76,26 +75,18 @@ def test_each_gets_what_all_brought(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_first_node_decides_for_all(tmp_path: Path) -> None:
-    """Its decision reaches every node; so does its failure."""
-
-    async def yes() -> dict[str, Any]:
-        return {"step": 7}
-
-    async def no() -> dict[str, Any]:
-        raise AgentError("nothing verifies")
-
-    async def never() -> dict[str, Any]:
-        raise AssertionError("only the first one decides")
+def test_all_hear_what_the_first_node_says(tmp_path: Path) -> None:
+    """What the node of rank 0 brings reaches every node, whether it waited for it or not."""
 
     async def story() -> None:
-        async with _nodes(tmp_path, "a", "b") as (first, second):
-            decided = await asyncio.gather(first.fleet.decide("start", yes), second.fleet.decide("start", never))
-            assert decided == [{"step": 7}] * 2
-            failed = await asyncio.gather(
-                first.fleet.decide("again", no), second.fleet.decide("again", never), return_exceptions=True
-            )
-            assert [str(error) for error in failed] == ["nothing verifies"] * 2
+        async with _nodes(tmp_path, "b", "a") as (first, second):
+            waiting = asyncio.create_task(second.fleet.from_first("order 1"))
+            await asyncio.sleep(0.1)
+            first.fleet.bring("order 1", {"step": 7})
+            first.fleet.bring("order 2", {"step": 8})
+            assert await waiting == {"step": 7}
+            assert await second.fleet.from_first("order 2") == await first.fleet.from_first("order 2") == {"step": 8}
+            assert (first.fleet.is_first, second.fleet.is_first) == (True, False)
 
     asyncio.run(story())
 

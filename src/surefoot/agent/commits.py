@@ -16,6 +16,7 @@ from surefoot.agent.pipeline import Pipeline
 from surefoot.clock import wall_s
 from surefoot.core.commit import complete_set
 from surefoot.core.documents import Fields
+from surefoot.core.emergency import commit_order
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.errors import AgentError, CorruptError, TierError
@@ -59,7 +60,7 @@ class Commits:
             assert shards is not None
             return await self._pipeline.commit(shards, current, wall_s())
         shards = await self._all_shards(name, at, mine.values())
-        if self._fleet.leads or not await self._is_told(at):
+        if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
             self._fleet.tell_all({"op": "committed", "step": at.step, "generation": at.generation})
             return manifest
@@ -91,7 +92,10 @@ class Commits:
 
     async def _is_told(self, at: StepId) -> bool:
         """True if another agent commits the step before it is this one's turn."""
-        turn_s = min(_LONGEST_TURN_S, _TURN_S * (1 + self._fleet.nodes.index(self._fleet.me)))
+        turn = commit_order(self._fleet.nodes, self._fleet.leaving).index(self._fleet.me)
+        if turn == 0:
+            return False
+        turn_s = min(_LONGEST_TURN_S, _TURN_S * (1 + turn))
         try:
             async with asyncio.timeout(turn_s):
                 await self._event(at).wait()

@@ -14,6 +14,7 @@ from surefoot.barrier import full_barrier
 from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
 from surefoot.core.documents import Fields
+from surefoot.core.emergency import Count, late_target
 from surefoot.wire import Body
 
 _ASSUMED_BYTES_PER_S = 100e6
@@ -60,11 +61,13 @@ class Eviction:
 
     def notice(self, source: str, grace_s: float) -> None:
         """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
+        self._fleet.leaving.add(self._fleet.me)
         self._fleet.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
         self._take_notice(source, grace_s)
 
     def _hear_notice(self, node: str, body: Body) -> None:
         # This node stays, but what it trains cannot go on: it is saved with all others, and its trainers leave.
+        self._fleet.leaving.add(node)
         fields = Fields(body, "notice")
         self._take_notice(f"{fields.text('source')} on node {node}", fields.number("grace_s"))
 
@@ -153,18 +156,19 @@ class Eviction:
         counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
         """
         self._late_ordered = True
-        counted = [self._hold()]
+        counted = {self._fleet.me: self._hold()}
         for node, answer in (await self._fleet.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
-            counted.append(Fields(answer, f"count of node {node}").integer("target"))
-        if len(counted) < len(self._fleet.nodes):
-            # The one that was not counted may be the foremost: nothing can be named.
-            self._journal.record("warning", what="not every node could be held: no step is staged late")
+            pairs = Fields(answer, f"count of node {node}").items("counts")
+            counted[node] = [Count(int(finished), int(entered)) for finished, entered in pairs]
+        target = late_target(counted, self._fleet.nodes)
+        if target is None:
+            self._journal.record("warning", what="not every node could be held and counted: no step is staged late")
             return
-        self._fleet.tell_all({"op": "target", "target": max(counted)})
-        self._aim(max(counted))
+        self._fleet.tell_all({"op": "target", "target": target})
+        self._aim(target)
 
-    def _hold(self) -> int:
-        """No rank of this node passes its next fence; returns the newest step that one of them may have applied + 1."""
+    def _hold(self) -> list[Count]:
+        """No rank of this node passes its next fence; returns where each is."""
         board, workers = self._situation.board, self._crew.workers
         if not self._held:
             # A target of an earlier launch; one that two nodes come to at once is the same.
@@ -173,22 +177,25 @@ class Eviction:
         for worker in workers:
             board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
         full_barrier()
-        return max(
-            (board.rank(worker.local_rank, w) for worker in workers for w in (RankWord.FINISHED, RankWord.ENTERED)),
-            default=0,
-        )
+        return [
+            Count(
+                board.rank(worker.local_rank, RankWord.FINISHED) - 1,
+                board.rank(worker.local_rank, RankWord.ENTERED) - 1,
+            )
+            for worker in workers
+        ]
 
     async def _asked_to_hold(self, _node: str, _body: Body) -> Body:
         counted = self._hold()
         self._late_ordered = True
-        return {"target": counted}
+        return {"counts": [[count.finished, count.entered] for count in counted]}
 
     def _hear_target(self, _node: str, body: Body) -> None:
         self._aim(Fields(body, "target").integer("target"))
 
     def _aim(self, target: int) -> None:
-        self._situation.board.set_node(NodeWord.LATE_TARGET, target)
-        self._journal.record("late", step=target - 1)
+        self._situation.board.set_node(NodeWord.LATE_TARGET, target + 1)
+        self._journal.record("late", step=target)
 
     def _must_ship_alone(self) -> bool:
         if self._situation.is_safe():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from surefoot.core.documents import Fields
@@ -66,6 +66,8 @@ class Fleet:
         self._brought: OrderedDict[str, Body] = OrderedDict()
         self._latest: dict[str, Body] = {}
         """Told again to whoever connects, by operation."""
+        self.leaving: set[str] = set()
+        """Nodes whose end was announced, this one among them or not."""
         self._dead: set[str] = set()
         self._changed = asyncio.Event()
         self.on_dead: Callable[[str], None] = lambda node: None
@@ -223,29 +225,6 @@ class Fleet:
     def is_first(self) -> bool:
         """This node has rank 0."""
         return self._nodes[0] == self.me
-
-    async def decide(self, what: str, decision: Callable[[], Awaitable[Body]]) -> Body:
-        """What the leading node decides, on every node. An error of its decision is an error of all.
-
-        Raises:
-            AgentError: the leading node is gone, or could not decide.
-        """
-        if self.alone:
-            return await decision()
-        first = self._nodes[0]
-        if self.me != first:
-            await self._until(what, [first])
-            answer = self._values[what][first]
-            if answer.get("error") is not None:
-                raise AgentError(str(answer["error"]))
-            return answer
-        try:
-            made = await decision()
-        except SurefootError as error:
-            self.bring(what, {"error": f"{error}"})
-            raise
-        self.bring(what, made)
-        return made
 
     def bring(self, what: str, mine: Body) -> None:
         """This node's part of a gathering, without waiting for the others'."""

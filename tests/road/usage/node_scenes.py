@@ -53,6 +53,7 @@ def train(
     evict: list[int] | None = None,
     hang: list[int] | None = None,
     wait: bool = False,
+    **settings: Any,
 ) -> None:
     """The same batch on every rank. At the end, and before the first step, a line with the hash of everything.
 
@@ -63,11 +64,12 @@ def train(
         evict: rank and step: that rank is told so by its own signal in that step.
         hang: rank and step: that rank stands still there.
         wait: each step waits a little, so that something can be done to the job meanwhile.
+        settings: of the run.
     """
     dist.init_process_group("gloo")
     model, called = model_of(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with surefoot.Run(to, model=model, optimizer=optimizer) as run:
+    with surefoot.Run(to, model=model, optimizer=optimizer, **settings) as run:
         say("begins", RANK, run.step, digest(model, optimizer))
         for step in run.steps(total):
             if wait:

@@ -84,6 +84,22 @@ def _steps(stage: Stage, *, newest: bool) -> set[int]:
     return set(steps[-1:] if newest else steps)
 
 
+def test_a_step_that_was_not_due_with_a_rank_stuck(stage: Stage, truths: dict[str, list[object]]) -> None:
+    """One node's rank stands still outside of any collective, the other's waits for it in one, and no step was due to
+    be copied for long: at a notice the newest finished step is taken on both, and committed whole."""
+    options = {"scenes": SCENES, "kind": "fsdp", "stage": 1000, "interval_s": 3600, "grace_s": 12}
+    first, second = stage.start_nodes("train", 2, total=100, hang=[1, 5], **options)
+    second.until_printed('["hangs", 1]')
+    os.kill(first.children()[0], signal.SIGTERM)
+    assert [job.wait() for job in (first, second)] == [75, 75], first.output + second.output
+    stage.until_quiet()
+    assert {event["step"] for event in _events(stage, "late")} == {5}
+    assert _events(stage, "committed")[-1]["step"] == 5
+    outputs = stage.play_nodes("train", 2, total=8, **{**options, "stage": 1})
+    assert [line[2] for line in _said(outputs, "begins")] == [5, 5]
+    assert [line[3] for line in _said(outputs, "ends")] == [_truth(stage, truths, "fsdp", 8)] * 2
+
+
 def test_two_supervised_machines(stage: Stage) -> None:
     """`surefoot run` on two machines: a trainer of one is killed and both start again, together, from the newest step
     in their memory; a SIGTERM to one of them is saved by both, and both say with their exit code that they are to be
