@@ -11,7 +11,6 @@ wait for it end with an error, and its end is told once.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from surefoot.core.documents import Fields
 from surefoot.core.presence import Presence
 from surefoot.errors import AgentError, ObjectMissingError, SurefootError, TierError
-from surefoot.mesh.channel import is_loopback
+from surefoot.mesh.channel import address_towards, is_loopback
 from surefoot.mesh.discovery import announce, find, gather, places
 from surefoot.mesh.exchange import Answer, Hear
 from surefoot.mesh.mesh import Mesh
@@ -295,11 +294,7 @@ class Fleet:
 def _own_address(meet: str) -> str:
     """The address of this machine by which `meet` sees it."""
     try:
-        family, _kind, _protocol, _name, address = socket.getaddrinfo(meet, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing: a datagram socket only learns its route.
-            probe.connect(address)
-            mine = str(probe.getsockname()[0])
+        mine = address_towards(meet)
     except OSError as error:
         raise AgentError(f"no way to {meet}, where the ranks meet: {error}") from error
     return "127.0.0.1" if is_loopback(mine) else mine
