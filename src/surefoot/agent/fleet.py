@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from surefoot.core.documents import Fields
@@ -31,6 +32,8 @@ MEET_WITHIN_S = 60.0
 DEAD_AFTER_S = 10.0
 """From being lost: an agent that was killed is replaced in a moment, and training goes on meanwhile."""
 _LOOK_EVERY_S = 0.5
+_ELSEWHERE = "192.0.2.1"
+"""Of a block that belongs to nobody (RFC 5737): the way there is that of everything which is not near."""
 _KEPT = 64
 """Of what this node brought and decided, for who connects late."""
 _KNOWN = 512
@@ -292,9 +295,13 @@ class Fleet:
 
 
 def _own_address(meet: str) -> str:
-    """The address of this machine by which `meet` sees it."""
+    """The address of this machine by which the other nodes reach it."""
     try:
         mine = address_towards(meet)
     except OSError as error:
         raise AgentError(f"no way to {meet}, where the ranks meet: {error}") from error
+    if is_loopback(mine) and not is_loopback(meet):
+        # Many systems give their own name an address of the loopback interface, where no other machine reaches them.
+        with suppress(OSError):
+            mine = address_towards(_ELSEWHERE)
     return "127.0.0.1" if is_loopback(mine) else mine
