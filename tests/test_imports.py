@@ -114,6 +114,10 @@ _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
         _under(i.importer, "surefoot.tiers", "surefoot.notices")
         and _under(i.imported, "surefoot.agent", "surefoot.trainer")
     ),
+    "the mesh carries what it does not understand": lambda i: (
+        _under(i.importer, "surefoot.mesh")
+        and _under(i.imported, "surefoot.agent", "surefoot.trainer", "surefoot.notices", "surefoot.segment")
+    ),
     "nothing but cli imports finops": lambda i: (
         _under(i.imported, "surefoot.finops") and not _under(i.importer, "surefoot.finops", "surefoot.cli")
     ),
@@ -162,6 +166,7 @@ _BAD = {
         ("tiers/a.py", "from ..agent import books"),
         ("notices/a.py", "import surefoot.trainer.run"),
     ],
+    "the mesh carries what it does not understand": [("mesh/a.py", "from surefoot.agent import crew")],
     "nothing but cli imports finops": [("agent/a.py", "def f():\n    import surefoot.finops.units")],
     "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": [
         ("data/a.py", "from surefoot.trainer.run import Run"),

@@ -81,6 +81,7 @@ class Brain:
     def assign(self, round_: Round) -> None:
         """The launcher forms a round of which this node is a member."""
         self.round, self.order = round_, None
+        self.notices = {name: until_s for name, until_s in self.notices.items() if until_s > self.world.kernel.now}
         self.answers, self.reports, self.training, self._loads = {}, {}, {}, {}
         self.node.board.noticed = self.node.name in self.notices
         self.node.board.late_target = None
@@ -168,7 +169,8 @@ class Brain:
         self._notice(self.node.name, until_s)
 
     def _notice(self, name: str, until_s: float) -> None:
-        if name in self.notices:
+        # A machine is gone at its deadline, and one of the same name is another.
+        if name in self.notices or until_s <= self.world.kernel.now:
             return
         self.notices[name] = until_s
         board = self.node.board
@@ -185,8 +187,8 @@ class Brain:
     def _late(self) -> Steps:
         """No boundary comes in time: hold all ranks, count where they are, name the newest step that all can take."""
         while True:
-            yield Until(self.node.index, lambda: bool(self.notices) and self.leads, None)
-            until_s = min(self.notices.values(), default=0.0)
+            yield Until(self.node.index, lambda: self.leads and bool(self._ending()))
+            until_s = min(self._ending(), default=0.0)
             if self.held is self.round or until_s - self.world.kernel.now > _LATE_S or self.order is None:
                 yield Sleep(0.25)
                 continue
@@ -201,6 +203,11 @@ class Brain:
             while target is not None and self.round is round_ and self.world.kernel.now < until_s:
                 self.broadcast(op="late", round=round_, step=target)
                 yield Sleep(0.3)
+
+    def _ending(self) -> list[float]:
+        """Deadlines of this round's members. Nodes that are no part of it may vanish as they like."""
+        members = self.round.members if self.round is not None else []
+        return [self.notices[member.name] for member in members if member.name in self.notices]
 
     def _hear_hold(self, message: Message) -> None:
         if self._is_current(message):

@@ -19,7 +19,7 @@ _HEARD = "heard"
 _ROUND = "round-of-notices"
 _WITHIN_S = 120.0
 # Neither beats nor bounds are of interest here: sixty nodes in one process have one core between them.
-_BOUNDS = Bounds(beat_s=5.0, stood_still_s=20.0, lost_after_s=60.0)
+_BOUNDS = Bounds(beat_s=600.0, stood_still_s=1200.0, lost_after_s=2400.0, first_within_s=2400.0)
 
 
 class Node:

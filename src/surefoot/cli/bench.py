@@ -12,6 +12,7 @@ import typer
 
 from surefoot.bench.save import METHODS, NOTHING, SETTINGS, Beside, Floor, Row, SaveBench, measure, to_json
 from surefoot.cli import printing
+from surefoot.cli.bench_many import agree, notice
 from surefoot.errors import ConfigError
 
 StateMb = Annotated[int, typer.Option(help="State of all ranks together, in MB.", min=1)]
@@ -24,7 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measurements, as ratios within one run.", no_args_is_help=True)
-    for command in (save, restore, disk, link, scale):
+    for command in (save, restore, disk, link, scale, agree, notice):
         bench.command(command.__name__)(command)
     bench.command("all")(everything)
     bench.callback()(_leave_in_good_order)
@@ -139,6 +140,8 @@ def everything() -> None:
     restore()
     disk()
     link()
+    agree()
+    notice()
 
 
 def _show(title: str, result: dict[str, object], *, as_json: bool) -> None:
