@@ -301,8 +301,8 @@ class Trainer:
             yield Local("check", lambda: group.give("check", step, self.rank, self.node.index, drifts))
             yield Until(group.place, lambda: group.whole("check", step))
             drifts, todo = False, replace(todo, replan=todo.replan or group.any("check", step))
-        if (todo.replan and not self.ahead) or drifts:
-            self.version += 1
+        if changes := int(todo.replan and not self.ahead) + int(drifts):
+            self.version += changes
             self._take_segment()
         # A structure that is new on this rank only: its image is one of another plan, and no part of the others' step.
         self.ahead = drifts

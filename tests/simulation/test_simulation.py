@@ -183,6 +183,10 @@ _KEPT = [
     ]),
     # A last step that turns out bad while it is sent is a failure of the script, not a wait for ever.
     (Setting(nodes=2, ship_s=3.0), 41, [Fault(kind="damage_memory", node=1, effect="agent put commits/")]),
+    # Two ranks whose structures change one after the other: all come to one plan again.
+    (Setting(nodes=4, ranks_per_node=2, ship_s=3.0, outage=0.05), 1684, [
+        Fault(kind="drift", node=3, at_s=4.35), Fault(kind="drift", node=0, at_s=5.33),
+    ]),
     # A word about one attempt to load says nothing of the attempts of another generation.
     (Setting(nodes=2, step_s=2.0), 4, [
         Fault(kind="damage_memory", node=1, at_s=9.0), Fault(kind="kill_trainer", node=0, at_s=9.05),
