@@ -147,7 +147,8 @@ class Trainer:
             Leaf(OWN, "uint8", (self._sizes[OWN],), "local"),
         )
         report = Report(leaves, STRUCTURE).to_json()
-        answer, fds = self._ask({"op": "report", "report": report, "record_bytes": 2000, "slots": 3})
+        about = {"step": 1, "generation": self._generation}
+        answer, fds = self._ask({"op": "report", "report": report, "record_bytes": 2000, "slots": 3, **about})
         if answer.get("error"):
             raise ValueError(answer["error"])
         segment = open_segment(fds[0], None)

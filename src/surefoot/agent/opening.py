@@ -74,6 +74,8 @@ class Opening:
                 await self._open(workers)
             except SupersededError as error:
                 self._situation.supersede(str(error))
+                for worker in workers:
+                    await worker.link.reply(worker.hello, **(self._refusal() or {}))
             except SurefootError as error:
                 self._journal.record("warning", what=f"cannot start: {error}")
                 for worker in workers:

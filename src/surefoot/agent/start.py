@@ -34,7 +34,7 @@ from surefoot.clock import boot_s, wall_s
 from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.copies import Copy
 from surefoot.core.layout import StepId, commit_key, generation_key, plan_key
-from surefoot.core.lineage import Cuts, counts, cuts
+from surefoot.core.lineage import Cuts, counts, cuts, superseding
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.plan import Plan
 from surefoot.core.recovery import Place, Source, ranking
@@ -44,6 +44,7 @@ from surefoot.errors import (
     ObjectExistsError,
     ObjectMissingError,
     RestoreError,
+    SupersededError,
     SurefootError,
     TierError,
 )
@@ -117,6 +118,7 @@ class Starter:
             RestoreError: the run has history, but nothing of it can be restored.
             CorruptError: a record by which it is decided what counts is damaged or missing.
             TierError: a tier did not answer, or not completely. Never taken for "nothing there".
+            SupersededError: another launch has taken the run over from this one.
             AgentError: another node is gone, or refuses.
         """
         self._frozen.forget()
@@ -231,6 +233,10 @@ class Starter:
         taken = 0
         while True:
             generations = await self._generations(taken)
+            newer = superseding(generations, self._launch)
+            if newer is not None and self._fleet.alone:
+                # Several nodes are launches of their own, and any of them may have had rank 0 before.
+                raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
             chain = cuts(generations)
             committed = await self._finish_commits(generations, chain)
             chosen_s = boot_s()
