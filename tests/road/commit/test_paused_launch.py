@@ -129,7 +129,7 @@ def test_a_partial_attempt_is_never_mixed_in_and_later_swept(machine: MakeMachin
     assert later.begin(2) == 2
     later.saved(3)
     later.saved(4)
-    wait_for(lambda: not (run / "steps/00000002-g0001").exists(), "the partial attempt to be swept")
+    wait_for(lambda: not shards("00000002-g0001"), "the partial attempt to be swept")
     assert later.finish(4) == 0
     assert "tombstone" in json.loads((run / "commits/00000002-g0001.json").read_bytes())["body"]
     assert {(3, 3), (4, 3)} <= set(evidence.checkpoints(evidence.of_directory(run)))
