@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 import surefoot
+from surefoot.core.plan import Plan
+from surefoot.segment import Segment
 from surefoot.trainer.boundary import Boundary
 from surefoot.trainer.copying import HostLane
+from surefoot.trainer.stage import Stager
 
 _STEPS = 9
 
@@ -252,3 +255,24 @@ def test_the_training_thread_helps_a_copier_that_gets_no_turn(tmp_path: Path, mo
         _train(model, optimizer)
     assert len(helped) >= 2
     assert watched.sealed >= set(range(1, _STEPS))
+
+
+def test_a_slot_let_go_before_the_plan_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent names a pinned slot with a plan, and lets it go before the training thread has taken the plan up."""
+    made: list[Stager] = []
+
+    class Slow(Stager):
+        def __init__(self, segment: Segment, plan: Plan, rank: int, pinned: Sequence[int], tensors: Any) -> None:
+            super().__init__(segment, plan, rank, [*pinned, 1], tensors)
+            made.append(self)
+            watched.boundary.pushed({"op": "unpin", "plan": plan.hash, "slot": 1, "seq": segment.seq(1)})
+
+    monkeypatch.setattr("surefoot.trainer.boundary.Stager", Slow)
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    watched = Watched(tmp_path / "run", model=model, optimizer=optimizer)
+    for _step in watched.steps(5, lambda: _kept(model)):
+        _train(model, optimizer)
+        if made:
+            assert 1 not in [slot for slot, told in made[-1]._pinned.items() if told is None]
+    assert watched.sealed >= {2, 3, 4}

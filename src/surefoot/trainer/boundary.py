@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ class Boundary:
         self._staging = staging
         self._taker = Taker(page, generation, overlap=staging.overlap, strict=staging.strict, warn=self._warn)
         self._stager: Stager | None = None
+        self._exchanging = threading.Lock()
+        self._early: list[Body] = []
+        """What the agent said of slots under a plan that was not, or not yet, this trainer's."""
         self._signature: tuple[Any, ...] | None = None
         self._drift = False
         self._newest = -1
@@ -133,15 +137,17 @@ class Boundary:
 
     def pushed(self, body: Body) -> None:
         """The agent asks for a slot to be kept, or lets one go."""
-        operation = body.get("op")
-        stager = self._stager
-        current = stager is not None and stager.plan.hash == body.get("plan")
-        if operation == "pin":
-            # Slots of a segment that this trainer does not fill (it has none yet, or another) are nobody's to reuse.
-            ok = not current or stager is None or stager.pin(body["slot"], body["seq"])
+        with self._exchanging:
+            stager = self._stager
+            if stager is not None and stager.plan.hash == body.get("plan"):
+                ok = _obey(stager, body)
+            else:
+                # Slots of a segment that this trainer does not fill are nobody's to reuse; but it may be about to fill
+                # them: the training thread has the agent's answer with that plan, and has not come to use it.
+                ok = True
+                self._early.append(body)
+        if body.get("op") == "pin":
             self._client.tell({"op": "granted", "slot": body["slot"], "seq": body["seq"], "ok": ok})
-        elif operation == "unpin" and current and stager is not None:
-            stager.unpin(body["slot"], body["seq"])
 
     def stage_late(self) -> None:
         """The agent may have ordered a step that was not due."""
@@ -287,7 +293,13 @@ class Boundary:
         plan = segment.plan()
         if plan.hash != answer["plan"]:
             raise CorruptError("the agent handed over a segment of another plan")
-        stager = self._stager = Stager(segment, plan, self._page.ranks.rank, answer["pinned"], flat.tensors)
+        stager = Stager(segment, plan, self._page.ranks.rank, answer["pinned"], flat.tensors)
+        with self._exchanging:
+            self._stager = stager
+            for body in self._early:
+                if body.get("plan") == plan.hash:
+                    _obey(stager, body)
+            self._early.clear()
         self._taker.plan(stager.names, stager.memory)
         self._registry.frozen.planned(plan, self._page.ranks.rank)
         self._signature = flat.signature()
@@ -327,6 +339,15 @@ class Boundary:
             self._sampled_s = now_s
             self._client.event("step", rank=self._page.ranks.rank, step=step, step_s=round(self._step_s, 6))
             self._client.event("stall", rank=self._page.ranks.rank, step=step, stall_s=round(stall_s, 6))
+
+
+def _obey(stager: Stager, body: Body) -> bool:
+    """Keep a slot, or let one go. False if it moved on."""
+    if body.get("op") == "pin":
+        return stager.pin(body["slot"], body["seq"])
+    if body.get("op") == "unpin":
+        stager.unpin(body["slot"], body["seq"])
+    return True
 
 
 def _trigger(todo: BoundaryPlan, saves: list[Save], last: bool) -> str | None:
