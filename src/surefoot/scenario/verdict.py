@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from surefoot.scenario.events import Kind, Strike
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line
 
+_OF_A_START = ("starting", "restoring")
 MOST_REDONE = {Kind.EVICT: 0, Kind.KILL_AGENT: 0, Kind.KILL_WORKER: 1, Kind.KILL_GROUP: 1, Kind.KILL_SUPERVISOR: 1}
 """Steps that all ranks had finished and that may be trained again. After `kill_all`: those past the newest durable."""
 _NAMED = 5
@@ -63,11 +64,13 @@ def judge(lines: Sequence[Line], strikes: Sequence[Strike], *, steps: int, num_r
         *_twice(lines),
     ]
     recoveries, excesses = [], []
+    most: int | None = 0
     for number, strike in enumerate(strikes):
+        most = _most_redone(strike, most if number else 0)
         until_s = strikes[number + 1].t if number + 1 < len(strikes) else float("inf")
         recovery = _recovery(disturbed, strike, until_s, num_ranks)
         recoveries.append(recovery)
-        excesses += _excess(strike, recovery)
+        excesses += _excess(strike, recovery, most)
     identical = bool(disturbed) and bool(undisturbed) and not differences
     return Verdict(identical, tuple(recoveries), (*differences, *absent, *excesses))
 
@@ -173,12 +176,23 @@ def _on_all_ranks(lines: Sequence[Line], num_ranks: int) -> set[int]:
     return {step for step, there in ranks.items() if len(there) == num_ranks}
 
 
-def _excess(strike: Strike, recovery: Recovery) -> list[str]:
-    kind = strike.event.kind
-    name = f"{kind} at step {strike.at_step}"
+def _most_redone(strike: Strike, before: int | None) -> int | None:
+    """How many finished steps may be trained again after an event; None: any number.
+
+    Args:
+        strike: the event.
+        before: the same of the event before it. One that strikes inside a start shows what that one cost as well.
+    """
+    own = MOST_REDONE.get(strike.event.kind)
+    if strike.struck_in not in _OF_A_START:
+        return own
+    return None if own is None or before is None else max(own, before)
+
+
+def _excess(strike: Strike, recovery: Recovery, most: int | None) -> list[str]:
+    name = f"{strike.event.kind} at step {strike.at_step}"
     if recovery.resumed_from is None:
         return [f"{name}: training never went on"]
-    most = MOST_REDONE.get(kind)
     if most is not None and recovery.redone_steps > most:
         return [f"{name}: {recovery.redone_steps} finished steps were trained again, at most {most} may be"]
     if strike.durable is not None and recovery.resumed_from < strike.durable:
