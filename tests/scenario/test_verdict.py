@@ -201,7 +201,7 @@ def test_a_start_that_died_before_its_first_step_is_passed_over() -> None:
 
 @pytest.mark.parametrize("phase", ["training", "restoring"])
 def test_an_event_inside_a_start_shows_what_made_the_start_necessary(phase: str) -> None:
-    """A trainer's end may cost a step, also if the agent is killed while it comes back; an agent's end alone may not."""
+    """A trainer's end may cost a step, also if the agent is killed while it comes back; an agent's own may not."""
     agent = _strike(Kind.KILL_AGENT, 62.0)
     agent = replace(agent, event=replace(agent.event, phase=phase), struck_in=phase)
     verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_WORKER, 61.5), agent)
