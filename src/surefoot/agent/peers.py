@@ -69,10 +69,16 @@ class Peers:
         """Steps that are whole in all nodes' memory together, best first.
 
         Args:
-            chain: the lineage; without it every step counts.
+            chain: the lineage, for a start; without it every step counts, and so does what some nodes alone tell.
+
+        Raises:
+            AgentError: for a start, if a node does not tell. Taken for empty, it could hold what is cut off by it.
         """
         copies = copies_of(await self._memory.sets(), self._fleet.me)
         answers = await self._fleet.ask_all({"op": "inventory"}, _ASK_WITHIN_S)
+        silent = sorted(set(self._fleet.others) - set(answers))
+        if silent and chain is not None:
+            raise AgentError(f"node {', '.join(silent)} does not tell what it has in memory")
         for node, body in answers.items():
             told = [_copy_from_json(one) for one in Fields(body, f"inventory of {node}").items("copies")]
             copies += [copy for copy in told if copy.node == node]
