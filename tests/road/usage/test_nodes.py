@@ -116,9 +116,15 @@ def test_two_supervised_machines(stage: Stage) -> None:
         until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start", 240.0)
         steps = {line[2] for machine in machines for line in machine.begun()[1:]}
         assert len(steps - {0}) == len(steps) == 1
-        until(lambda: len(_events(stage, "resumed")) == 4, "the end of the start")
-        resumed = _events(stage, "resumed")[2:]
-        assert [(event["tier"], event["redone_steps"] <= 1) for event in resumed] == [("ram", True)] * 2
+        resumed: list[dict[str, Any]] = []
+
+        def all_resumed() -> bool:
+            # One look: the files are put anew while the run goes on.
+            resumed[:] = _events(stage, "resumed")
+            return len(resumed) == 4
+
+        until(all_resumed, "the end of the start")
+        assert [(event["tier"], event["redone_steps"] <= 1) for event in resumed[2:]] == [("ram", True)] * 2
         machines[0].process.terminate()
         for machine in machines:
             assert machine.process.wait(120) == 75, machine.output
