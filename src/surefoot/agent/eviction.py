@@ -53,7 +53,6 @@ class Eviction:
         self._margin_s = 0.0
         self.noticed = asyncio.Event()
         self._late_ordered = False
-        self._held = False
         self._nothing_to_ship = False
         fleet.hear("notice", self._hear_notice)
         fleet.answer("hold", self._asked_to_hold)
@@ -155,7 +154,6 @@ class Eviction:
         Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
         counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
         """
-        self._late_ordered = True
         counted = {self._fleet.me: self._hold()}
         for node, answer in (await self._fleet.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
             pairs = Fields(answer, f"count of node {node}").items("counts")
@@ -170,9 +168,9 @@ class Eviction:
     def _hold(self) -> list[Count]:
         """No rank of this node passes its next fence; returns where each is."""
         board, workers = self._situation.board, self._crew.workers
-        if not self._held:
+        if not self._late_ordered:
             # A target of an earlier launch; one that two nodes come to at once is the same.
-            self._held = True
+            self._late_ordered = True
             board.set_node(NodeWord.LATE_TARGET, 0)
         for worker in workers:
             board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
@@ -186,9 +184,7 @@ class Eviction:
         ]
 
     async def _asked_to_hold(self, _node: str, _body: Body) -> Body:
-        counted = self._hold()
-        self._late_ordered = True
-        return {"counts": [[count.finished, count.entered] for count in counted]}
+        return {"counts": [[count.finished, count.entered] for count in self._hold()]}
 
     def _hear_target(self, _node: str, body: Body) -> None:
         self._aim(Fields(body, "target").integer("target"))

@@ -118,38 +118,37 @@ class MemoryPlace:
         return held.segment.image(held.sealed.slot)
 
 
-class CopiesPlace:
-    """Local drives that hold copies."""
+class _TierPlace:
+    """A tier on which an object has its shard's key."""
 
-    name = "disk copy"
-
-    def __init__(self, tier: Tier, on_bad_copy: Callable[[str, str], Awaitable[None]]) -> None:
+    def __init__(self, name: str, tier: Tier) -> None:
+        self.name = name
         self._tier = tier
-        self._on_bad_copy = on_bad_copy
 
     async def size(self, portion: Portion) -> int:
         return await self._tier.size(portion.key)
 
     async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
         await self._tier.read_into(portion.key, offset, buffer)
+
+
+class CopiesPlace(_TierPlace):
+    """Local drives that hold copies."""
+
+    def __init__(self, tier: Tier, on_bad_copy: Callable[[str, str], Awaitable[None]]) -> None:
+        super().__init__("disk copy", tier)
+        self._on_bad_copy = on_bad_copy
 
     async def refuse(self, portion: Portion, error: SurefootError) -> None:
         if not isinstance(error, ObjectMissingError):
             await self._on_bad_copy(portion.key, error.why if isinstance(error, ShardError) else str(error))
 
 
-class RunPlace:
+class RunPlace(_TierPlace):
     """The run's own place: what is not good there is lost."""
 
     def __init__(self, tier: Tier) -> None:
-        self.name = tier.name
-        self._tier = tier
-
-    async def size(self, portion: Portion) -> int:
-        return await self._tier.size(portion.key)
-
-    async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
-        await self._tier.read_into(portion.key, offset, buffer)
+        super().__init__(tier.name, tier)
 
     async def refuse(self, portion: Portion, error: SurefootError) -> None:
         if isinstance(error, ObjectMissingError):

@@ -66,7 +66,7 @@ def judge(lines: Sequence[Line], strikes: Sequence[Strike], *, steps: int, num_r
     recoveries, excesses = [], []
     most: int | None = 0
     for number, strike in enumerate(strikes):
-        most = _most_redone(strike, most if number else 0)
+        most = _most_redone(strike, most)
         until_s = strikes[number + 1].t if number + 1 < len(strikes) else float("inf")
         recovery = _recovery(disturbed, strike, until_s, num_ranks)
         recoveries.append(recovery)
