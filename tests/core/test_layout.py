@@ -54,7 +54,7 @@ def test_keys_are_what_the_format_says() -> None:
     assert commit_key(shard.at) == "commits/00001200-g0007.json"
     assert shard_key(shard) == "steps/00001200-g0007/rank-00003-a3f2.safetensors"
     assert ack_key(shard) == "steps/00001200-g0007/rank-00003-a3f2.ok.json"
-    assert events_key("node-a", 17, 4) == "events/node-a-17-0004.jsonl"
+    assert events_key("node-a", 17, "0a1b2c3d", 4) == "events/node-a-17-0a1b2c3d-0004.jsonl"
     assert quarantine_key(shard_key(shard)) == "quarantine/steps~00001200-g0007~rank-00003-a3f2.safetensors.json"
 
 

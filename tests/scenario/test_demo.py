@@ -51,7 +51,8 @@ def test_a_generator_that_is_not_registered_is_found_out(places: Path) -> None:
     assert not result.verdict.bit_identical
     resumed_from = result.verdict.recoveries[0].resumed_from
     assert resumed_from is not None
-    assert resumed_from >= 15
+    # Step 15 was in progress: 15 steps were done, of which the last may be done again.
+    assert resumed_from >= 14
     assert result.verdict.problems[0].startswith(f"disturbed attempt 2, rank 0, step {resumed_from}: loss ")
     assert "resumed from step" in result.output_tail or "finished after step 40" in result.output_tail
 

@@ -106,6 +106,9 @@ def bits(value: Any) -> Any:
         return (type(value).__name__, [(key, bits(item)) for key, item in value.items()])
     if isinstance(value, (list, tuple)):
         return (type(value).__name__, [bits(item) for item in value])
+    if isinstance(value, (set, frozenset)):
+        # What a set is iterated in differs from process to process, and with the order in which it was filled.
+        return (type(value).__name__, sorted((bits(item) for item in value), key=repr))
     return (type(value).__name__, repr(value))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,6 +39,7 @@ class Journal:
         self._tier = tier
         self._file = file
         self._start_s = int(wall_s())
+        self._writer = secrets.token_hex(4)
         self._part = 0
         self._part_lines: list[bytes] = []
         self._dirty = False
@@ -106,7 +108,7 @@ class Journal:
             if not self._dirty:
                 return
             self._dirty = False
-            key = events_key(self._node, self._start_s, self._part)
+            key = events_key(self._node, self._start_s, self._writer, self._part)
             data = b"".join(self._part_lines)
             count = len(self._part_lines)
             try:

@@ -14,7 +14,7 @@ written and what is looked for cannot drift apart.
     commits/00001200-g0007.json         manifest
     frozen/<hash>.safetensors           tensors that never change
     frozen/<hash>.json                  what is in that file
-    events/<node>-<start>-NNNN.jsonl    the ledger's input
+    events/<node>-<start>-<8 hex>-NNNN.jsonl    the ledger's input
     quarantine/<key with / as ~>.json   a copy that must not be used again, and why
 """
 
@@ -119,8 +119,9 @@ def frozen_index_key(xxh3_128: str) -> str:
     return f"{FROZEN}{xxh3_128}.json"
 
 
-def events_key(node: str, start_s: int, part: int) -> str:
-    return f"{EVENTS}{node}-{start_s}-{part:04d}.jsonl"
+def events_key(node: str, start_s: int, writer: str, part: int) -> str:
+    """`writer` is drawn at random: machines and containers may share a name, and agents may start in one second."""
+    return f"{EVENTS}{node}-{start_s}-{writer}-{part:04d}.jsonl"
 
 
 def quarantine_key(key: str) -> str:

@@ -75,3 +75,9 @@ class Stage:
         """Everything the run's event files say so far, in order of time."""
         lines = [line for path in self.run.glob("events/*") for line in path.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every event of this test's launches, which have ended: an agent writes its last ones after its trainers'
+        end."""
+        self.until_quiet()
+        return self.events()

@@ -48,9 +48,9 @@ def test_a_notice_on_one_node_saves_all(stage: Stage, truths: dict[str, list[obj
     outputs = stage.play_nodes("train", 2, code=75, total=8, evict=[1, 3], **options)
     assert [line[2] for line in _said(outputs, "begins")] == [0, 0]
     stage.until_quiet()
-    (notice,) = [event for event in stage.events() if event["event"] == "notice" and "on node" not in event["source"]]
+    (notice,) = [event for event in stage.history() if event["event"] == "notice" and "on node" not in event["source"]]
     assert notice["source"] == "sigterm"
-    committed = [event for event in stage.events() if event["event"] == "committed"]
+    committed = [event for event in stage.history() if event["event"] == "committed"]
     assert committed[-1]["trigger"] == "emergency"
     outputs = stage.play_nodes("train", 2, total=8, **options)
     assert [line[2] for line in _said(outputs, "begins")] == [committed[-1]["step"]] * 2
@@ -68,7 +68,7 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
         second.signal_of(pid, signal.SIGKILL)
     assert first.wait() not in (0, 75), first.output
     stage.until_quiet()
-    (last,) = {event["step"] for event in stage.events() if event["event"] == "committed"} & _steps(stage, newest=True)
+    (last,) = {event["step"] for event in stage.history() if event["event"] == "committed"} & _steps(stage, newest=True)
     alone = stage.play("train", scenes=SCENES, kind=kind, total=last + 2, ranks=2)
     (begun, _), (ended, _) = _said([alone], "begins"), _said([alone], "ends")
     assert begun[2] == last
@@ -120,7 +120,7 @@ def test_two_supervised_machines(stage: Stage) -> None:
 
         def all_resumed() -> bool:
             # One look: the files are put anew while the run goes on.
-            resumed[:] = _events(stage, "resumed")
+            resumed[:] = [event for event in stage.events() if event["event"] == "resumed"]
             return len(resumed) == 4
 
         until(all_resumed, "the end of the start")
@@ -132,13 +132,13 @@ def test_two_supervised_machines(stage: Stage) -> None:
         for machine in machines:
             machine.process.kill()
     stage.until_quiet()
-    committed = [event for event in stage.events() if event["event"] == "committed"]
+    committed = [event for event in stage.history() if event["event"] == "committed"]
     assert committed[-1]["trigger"] == "emergency"
     assert committed[-1]["step"] > max(steps)
 
 
 def _events(stage: Stage, kind: str) -> list[dict[str, Any]]:
-    return [event for event in stage.events() if event["event"] == kind]
+    return [event for event in stage.history() if event["event"] == kind]
 
 
 class _Machine:

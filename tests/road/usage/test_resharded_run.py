@@ -111,7 +111,7 @@ def test_from_memory(stage: Stage) -> None:
     job.killed("hsdp", 4, 3, "saved")
     job.play("fsdp", 3, 2, "loaded")
     assert_same(stage.place / "loaded.begun", stage.place / "saved.2")
-    resumed = last_resumed(stage.events())
+    resumed = last_resumed(stage.history())
     assert (resumed["from_step"], resumed["tier"], resumed["reads"]) == (2, "ram", None)
 
 
@@ -125,11 +125,11 @@ def test_from_memory_and_disk_together(stage: Stage) -> None:
     flip(path, segment.geometry.image_offset(sealed.slot) + segment.geometry.image_bytes // 2)
     job.play("fsdp", 3, 2, "loaded")
     assert_same(stage.place / "loaded.begun", stage.place / "saved.2")
-    resumed = last_resumed(stage.events())
+    resumed = last_resumed(stage.history())
     sizes = [shard.size_bytes for shard in images(stage.run, 2)[0].shards]
     assert (resumed["from_step"], resumed["tier"]) == (2, "disk")
     assert resumed["reads"]["by_place"] == {"ram": sizes[0], "disk": sizes[1]}
-    bad = [event for event in stage.events() if event["event"] == "quarantined"]
+    bad = [event for event in stage.history() if event["event"] == "quarantined"]
     assert {event["tier"] for event in bad} == {"ram"}
 
 
@@ -144,15 +144,15 @@ def test_from_disk_and_past_what_is_damaged(stage: Stage) -> None:
     flip(copies / first.key, SUM_BLOCK_BYTES + 5)
     job.play("fsdp", 3, 3, "loaded", disk=str(copies))
     assert_same(stage.place / "loaded.begun", stage.place / "saved.3")
-    reads = last_resumed(stage.events())["reads"]
+    reads = last_resumed(stage.history())["reads"]
     assert reads["by_place"] == {"disk copy": manifest.size_bytes, "disk": SUM_BLOCK_BYTES}
     assert reads["needed_bytes"] == sum(total_bytes(tensors(image, "")) for image in layouts.values())
-    (bad,) = [event for event in stage.events() if event["event"] == "quarantined"]
+    (bad,) = [event for event in stage.history() if event["event"] == "quarantined"]
     assert (bad["object"], bad["tier"]) == (first.key, "disk copy")
     assert f"bytes {SUM_BLOCK_BYTES} to {2 * SUM_BLOCK_BYTES} do not match" in bad["why"]
 
     job.play("plain", 1, 3, "part", parts="model")
-    reads = last_resumed(stage.events())["reads"]
+    reads = last_resumed(stage.history())["reads"]
     needed = {rank: tensors(image, "model.") for rank, image in layouts.items()}
     blocks = {
         shard.id.rank: in_blocks(needed[shard.id.rank], SUM_BLOCK_BYTES, shard.size_bytes) for shard in manifest.shards
@@ -164,9 +164,9 @@ def test_from_disk_and_past_what_is_damaged(stage: Stage) -> None:
     (shard,) = stage.run.glob("steps/00000003-*/rank-00001-*.safetensors")
     flip(shard, shard.stat().st_size // 2)
     job.play("ddp", 2, 2, "older")
-    assert last_resumed(stage.events())["from_step"] == 2
+    assert last_resumed(stage.history())["from_step"] == 2
     assert_same(stage.place / "older.begun", stage.place / "saved.2")
-    bad = [event for event in stage.events() if event["event"] == "quarantined"][-1]
+    bad = [event for event in stage.history() if event["event"] == "quarantined"][-1]
     assert parse_shard(bad["object"]) == manifest.shards[1].id
     assert bad["tier"] == "disk"
     assert "do not match the sum of their block" in bad["why"]

@@ -43,7 +43,7 @@ def test_sharded_frozen_tensors(stage: Stage) -> None:
     assert "model.2.weight" in {name.split("@")[0] for name in names}
     assert not [name for name in names if name.startswith("model.0")]
     assert _play(stage, scene="adapt", total=5, seed=9) == straight
-    (loaded,) = (event for event in stage.events() if event["event"] == "frozen_loaded")
+    (loaded,) = (event for event in stage.history() if event["event"] == "frozen_loaded")
     assert loaded["tier"] == "disk"
 
 

@@ -61,7 +61,9 @@ def test_a_structure_that_changes(stage: Stage) -> None:
     stage.until_quiet()
     assert "Traceback" not in job.output
     newest = max(int(path.name.rsplit("-", 1)[1]) for path in stage.place.glob("run-*"))
-    skipped = [event["step"] for event in stage.events() if event["event"] == "skipped" and "structure" in event["why"]]
+    skipped = [
+        event["step"] for event in stage.history() if event["event"] == "skipped" and "structure" in event["why"]
+    ]
     assert set(skipped) <= {6, 9, 12, 15}
     shown = [line for line in stage.play("show", ranks=2).splitlines() if line.startswith("restored")]
     assert len(shown) == 2
