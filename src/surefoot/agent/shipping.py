@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from surefoot.agent.commits import Commits
+from surefoot.agent.deliveries import Deliveries, Delivery, Order, Part
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
@@ -23,12 +23,11 @@ from surefoot.clock import boot_ns, boot_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
-from surefoot.core.manifest import Manifest, Shard
+from surefoot.core.manifest import Manifest
 from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
 from surefoot.segment import Segment
 from surefoot.wire import Body
 
-_URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
 _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 """Tries before a save is given up. Emergency ones are tried until the deadline ends everything."""
 _LONGEST_PAUSE_S = 20.0
@@ -38,51 +37,6 @@ _OUTCOMES_KEPT = 32
 _CHOOSE_WITHIN_S = 10.0
 _ENSURE_S = 60.0
 """Given to all ranks to seal the last step, when nothing is being shipped."""
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """One step on its way to being durable."""
-
-    at: StepId
-    trigger: str
-    tag: str | None
-    num_parts: int
-    """Ranks of this node that take part."""
-    name: str
-    """The same on all nodes, and of no other delivery."""
-    parts: dict[int, tuple[Segment, int, int]] = field(default_factory=dict)
-    """By rank: segment, slot, seq."""
-    shipped: dict[int, Shard] = field(default_factory=dict)
-    """By rank: what lies on the tier, acknowledged."""
-    attempt: int = 0
-    not_before_s: float = 0.0
-    committed: bool = False
-    """What is left to do (copies, retention) must not make it be shipped again."""
-
-    @property
-    def complete(self) -> bool:
-        return len(self.parts) == self.num_parts
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one node has chosen for all to ship."""
-
-    at: StepId
-    plan: str
-    trigger: str
-    name: str
-
-    def to_json(self) -> Body:
-        at = {"step": self.at.step, "generation": self.at.generation}
-        return {**at, "plan": self.plan, "trigger": self.trigger, "name": self.name}
-
-    @classmethod
-    def from_json(cls, body: Body) -> Order:
-        fields = Fields(body, "order to ship")
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
-        return cls(at, fields.text("plan"), fields.text("trigger"), fields.text("name"))
 
 
 class Shipper:
@@ -116,8 +70,9 @@ class Shipper:
         self._situation = situation
         self._cadence = cadence
         self._copies = copies
-        self._deliveries: list[Delivery] = []
-        self._running: tuple[Delivery, asyncio.Task[None]] | None = None
+        self._deliveries = Deliveries()
+        self._task: asyncio.Task[None] | None = None
+        """At work on the running delivery."""
         self._wake = asyncio.Event()
         self._outcomes: dict[StepId, str | None] = {}
         """How the last deliveries ended, for who asks late."""
@@ -128,7 +83,7 @@ class Shipper:
         self._changed = asyncio.Event()
         self._dropped: dict[int, tuple[StepId, str]] = {}
         """By rank, what it gave up last: others may seal that step only later."""
-        self._spare: list[tuple[int, Segment, int, int]] = []
+        self._spare: list[tuple[int, Part]] = []
         """Pins that nobody needs."""
         self._spawn = spawn
         self.rate_bytes_per_s = 0.0
@@ -144,13 +99,13 @@ class Shipper:
         """A rank sealed an image that is to be shipped; its slot is pinned."""
         if at == self._situation.committed and trigger == "periodic":
             # Told again to an agent whose predecessor died between the commit and the release.
-            self._spare.append((segment.rank, segment, slot, seq))
+            self._spare.append((segment.rank, (segment, slot, seq)))
             self._wake.set()
             return
-        delivery = self._find(at, trigger)
+        delivery = self._deliveries.incomplete(at, trigger)
         if delivery is None:
             delivery = Delivery(at, trigger, tag, num_parts, f"{trigger} {at.step} {at.generation}")
-            self._deliveries.append(delivery)
+            self._deliveries.add(delivery)
         delivery.parts[segment.rank] = (segment, slot, seq)
         if delivery.complete:
             self._preempt_for(delivery)
@@ -158,7 +113,7 @@ class Shipper:
 
     async def passed(self, rank: int, at: StepId) -> None:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
-        for delivery in list(self._deliveries):
+        for delivery in self._deliveries.waiting:
             if delivery.at <= at and rank not in delivery.parts and delivery.at.generation == at.generation:
                 await self._give_up(delivery, self._why_missing(rank, delivery))
 
@@ -174,20 +129,18 @@ class Shipper:
     async def dropped(self, rank: int, at: StepId, why: str) -> None:
         """A rank gave its image of `at` up: nothing that needs it can complete."""
         self._dropped[rank] = (at, why)
-        for delivery in [delivery for delivery in self._deliveries if delivery.at == at]:
+        for delivery in [delivery for delivery in self._deliveries.waiting if delivery.at == at]:
             await self._give_up(delivery, f"rank {rank}: {why}")
 
     async def left(self, rank: int) -> None:
         """A rank will seal nothing more: what still lacks its part cannot become whole."""
-        for delivery in list(self._deliveries):
+        for delivery in self._deliveries.waiting:
             if not delivery.complete and rank not in delivery.parts:
                 await self._give_up(delivery, f"rank {rank} left before it took part")
 
     def _ship(self, images: ImageSet, trigger: str, name: str) -> None:
-        delivery = Delivery(images.at, trigger, None, len(images.parts), name)
-        for part in images.parts:
-            delivery.parts[part.segment.rank] = (part.segment, part.sealed.slot, part.sealed.seq)
-        self._deliveries.append(delivery)
+        delivery = Delivery.of(images, trigger, name)
+        self._deliveries.add(delivery)
         self._preempt_for(delivery)
         self._wake.set()
 
@@ -196,7 +149,7 @@ class Shipper:
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         if self._situation.committed == at:
             future.set_result(None)
-        elif not self.delivering(at):
+        elif not self._deliveries.delivering(at):
             # Nobody is at work on it any more, so nobody would ever answer.
             future.set_result(self._outcomes.get(at, f"step {at.step} is not being saved"))
         else:
@@ -210,7 +163,7 @@ class Shipper:
             committed = self._situation.committed
             if committed is not None and committed.step >= step:
                 return None
-            under_way = max((delivery.at for delivery in self._all()), default=None)
+            under_way = max((delivery.at for delivery in self._deliveries.all()), default=None)
             if under_way is not None and under_way.step >= step:
                 why = await self.wait(under_way)
                 if why is not None:
@@ -244,7 +197,7 @@ class Shipper:
         newest = next(iter(await self._peers.whole()), None)
         if newest is None or (safe is not None and newest.at <= safe):
             return False
-        if not self.delivering(newest.at):
+        if not self._deliveries.delivering(newest.at):
             order = Order(newest.at, newest.plan, trigger, f"{trigger} {newest.at.step} {secrets.token_hex(4)}")
             self._fleet.tell_all({"op": "ship", **order.to_json()})
             await self._ordered(order)
@@ -261,7 +214,7 @@ class Shipper:
             return
         if not parts or not await self._pins.pin(images):
             self._commits.give_up(order.name, "its image moved on before it could be kept")
-        elif not self.delivering(order.at):
+        elif not self._deliveries.delivering(order.at):
             self._ship(images, order.trigger, order.name)
 
     def all_durable(self) -> bool:
@@ -285,22 +238,21 @@ class Shipper:
 
     def pinned(self) -> list[tuple[Segment, int]]:
         """Slots that a delivery still reads."""
-        return [(segment, slot) for delivery in self._all() for segment, slot, _seq in delivery.parts.values()]
+        return [
+            (segment, slot) for delivery in self._deliveries.all() for segment, slot, _seq in delivery.parts.values()
+        ]
 
     def busy(self) -> bool:
-        return bool(self._all())
-
-    def delivering(self, at: StepId) -> bool:
-        return any(delivery.at == at for delivery in self._all())
+        return bool(self._deliveries.all())
 
     async def drop_incomplete(self) -> None:
         """Forget what can no longer complete, because the trainers that were to complete it are gone."""
-        for delivery in [d for d in self._deliveries if not d.complete]:
+        for delivery in [d for d in self._deliveries.waiting if not d.complete]:
             await self._give_up(delivery, "a rank ended before it was whole")
 
     async def make_room(self) -> None:
         """A trainer has no slot for an image that must be taken: the least urgent delivery gives way."""
-        periodic = [delivery for delivery in self._all() if delivery.trigger == "periodic"]
+        periodic = [delivery for delivery in self._deliveries.all() if delivery.trigger == "periodic"]
         for delivery in periodic:
             await self._abandon(delivery, "an image that must be taken needed its slot")
 
@@ -334,19 +286,20 @@ class Shipper:
             await self._wake.wait()
             self._wake.clear()
             while self._spare:
-                await self._pins.unpin(*self._spare.pop())
-            while (delivery := self._next()) is not None:
+                rank, part = self._spare.pop()
+                await self._pins.unpin(rank, *part)
+            while (delivery := self._deliveries.next()) is not None:
                 await self._work_on(delivery)
 
     async def _work_on(self, delivery: Delivery) -> None:
         self._deliveries.remove(delivery)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(self._deliver(delivery))
-            self._running = (delivery, task)
+            self._deliveries.running, self._task = delivery, task
             try:
                 await asyncio.wait([task])
             finally:
-                self._running = None
+                self._deliveries.running = self._task = None
         self._changed.set()
 
     async def _deliver(self, delivery: Delivery) -> None:
@@ -456,7 +409,7 @@ class Shipper:
             await self._give_up(delivery, str(error))
             return
         delivery.not_before_s = boot_s() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**delivery.attempt)
-        self._deliveries.append(delivery)
+        self._deliveries.add(delivery)
         self._wake.set()
 
     async def _make_space(self) -> None:
@@ -472,8 +425,7 @@ class Shipper:
             )
 
     async def _give_up(self, delivery: Delivery, why: str) -> None:
-        if delivery in self._deliveries:
-            self._deliveries.remove(delivery)
+        self._deliveries.remove(delivery)
         self._commits.give_up(delivery.name, why)
         self._resolve(delivery.at, why)
         await self._unpin(delivery)
@@ -484,45 +436,32 @@ class Shipper:
         self._changed.set()
 
     async def _abandon(self, delivery: Delivery, why: str) -> None:
-        if self._running is not None and self._running[0] is delivery:
-            self._running[1].cancel()
-            await asyncio.wait([self._running[1]])
+        if self._task is not None and self._deliveries.running is delivery:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         self._journal.record("skipped", step=delivery.at.step, why=why)
         await self._give_up(delivery, why)
 
     def _preempt_for(self, delivery: Delivery) -> None:
         # An eviction leaves no time to finish what is older anyway.
-        if self._running is None or _URGENCY[delivery.trigger] > 1 or self._running[0].at >= delivery.at:
+        running, task = self._deliveries.running, self._task
+        if running is None or task is None or not delivery.preempts or running.preempts or running.at >= delivery.at:
             return
-        running, task = self._running
-        if _URGENCY[running.trigger] > 1:
-            task.cancel()
-            task.add_done_callback(lambda done: self._preempted(done, running))
+        task.cancel()
+        task.add_done_callback(lambda done: self._preempted(done, running))
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
         # Shipped again, should there be time left: a waiting save() is not forgotten. An older periodic one is: what
         # overtook it is newer, and so will be whatever is taken after it.
         if task.cancelled() and delivery.committed:
-            self._spare.extend((rank, *part) for rank, part in delivery.parts.items())
+            self._spare.extend(delivery.parts.items())
             self._wake.set()
         elif task.cancelled() and delivery.trigger != "periodic":
-            self._deliveries.append(delivery)
+            self._deliveries.add(delivery)
             self._wake.set()
 
-    def _next(self) -> Delivery | None:
-        ready = [delivery for delivery in self._deliveries if delivery.complete]
-        return min(ready, key=lambda d: (_URGENCY[d.trigger], -d.at.step), default=None)
-
-    def _find(self, at: StepId, trigger: str) -> Delivery | None:
-        found = (d for d in self._deliveries if d.at == at and d.trigger == trigger and not d.complete)
-        return next(found, None)
-
     def _under_way(self) -> set[StepId]:
-        return {delivery.at for delivery in self._all()}
-
-    def _all(self) -> Iterable[Delivery]:
-        running = [self._running[0]] if self._running is not None else []
-        return [*running, *self._deliveries]
+        return {delivery.at for delivery in self._deliveries.all()}
 
     def _resolve(self, at: StepId, outcome: str | None) -> None:
         self._outcomes[at] = outcome
@@ -533,12 +472,12 @@ class Shipper:
                 future.set_result(outcome)
 
     async def _unpin(self, delivery: Delivery) -> None:
-        for rank, (segment, slot, seq) in delivery.parts.items():
-            await self._pins.unpin(rank, segment, slot, seq)
+        for rank, part in delivery.parts.items():
+            await self._pins.unpin(rank, *part)
 
     def status(self) -> dict[str, Any]:
         """For `surefoot status`."""
         return {
-            "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._all()],
+            "under_way": [[d.at.step, d.trigger, d.attempt] for d in self._deliveries.all()],
             "bytes_per_s": round(self.rate_bytes_per_s),
         }

@@ -1,0 +1,112 @@
+"""Deliveries: steps on their way to being durable, and which of those that wait is the next to be worked on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surefoot.agent.memory import ImageSet
+from surefoot.core.documents import Fields
+from surefoot.core.layout import StepId
+from surefoot.core.manifest import Shard
+from surefoot.segment import Segment
+from surefoot.wire import Body
+
+_URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
+_PREEMPTS = 1
+"""Urgency up to which a delivery does not wait for an older, less urgent one."""
+
+Part = tuple[Segment, int, int]
+"""Segment, slot, seq."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One step on its way to being durable."""
+
+    at: StepId
+    trigger: str
+    tag: str | None
+    num_parts: int
+    """Ranks of this node that take part."""
+    name: str
+    """The same on all nodes, and of no other delivery."""
+    parts: dict[int, Part] = field(default_factory=dict)
+    """By rank."""
+    shipped: dict[int, Shard] = field(default_factory=dict)
+    """By rank: what lies on the tier, acknowledged."""
+    attempt: int = 0
+    not_before_s: float = 0.0
+    committed: bool = False
+    """What is left to do (copies, retention) must not make it be shipped again."""
+
+    @classmethod
+    def of(cls, images: ImageSet, trigger: str, name: str) -> Delivery:
+        """A delivery of images that are all here."""
+        parts = {part.segment.rank: (part.segment, part.sealed.slot, part.sealed.seq) for part in images.parts}
+        return cls(images.at, trigger, None, len(parts), name, parts)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == self.num_parts
+
+    @property
+    def preempts(self) -> bool:
+        """It belongs to an eviction."""
+        return _URGENCY[self.trigger] <= _PREEMPTS
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one node has chosen for all to ship."""
+
+    at: StepId
+    plan: str
+    trigger: str
+    name: str
+
+    def to_json(self) -> Body:
+        at = {"step": self.at.step, "generation": self.at.generation}
+        return {**at, "plan": self.plan, "trigger": self.trigger, "name": self.name}
+
+    @classmethod
+    def from_json(cls, body: Body) -> Order:
+        fields = Fields(body, "order to ship")
+        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        return cls(at, fields.text("plan"), fields.text("trigger"), fields.text("name"))
+
+
+class Deliveries:
+    """Those that wait, and the one that is worked on."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Delivery] = []
+        self.running: Delivery | None = None
+
+    @property
+    def waiting(self) -> list[Delivery]:
+        return list(self._waiting)
+
+    def all(self) -> list[Delivery]:
+        running = [self.running] if self.running is not None else []
+        return [*running, *self._waiting]
+
+    def add(self, delivery: Delivery) -> None:
+        self._waiting.append(delivery)
+
+    def remove(self, delivery: Delivery) -> None:
+        """It waits no more, if it did."""
+        if delivery in self._waiting:
+            self._waiting.remove(delivery)
+
+    def next(self) -> Delivery | None:
+        """The most urgent whole one; of equally urgent ones the newest."""
+        ready = [delivery for delivery in self._waiting if delivery.complete]
+        return min(ready, key=lambda d: (_URGENCY[d.trigger], -d.at.step), default=None)
+
+    def incomplete(self, at: StepId, trigger: str) -> Delivery | None:
+        """The one that still lacks ranks' images of that step."""
+        found = (d for d in self._waiting if d.at == at and d.trigger == trigger and not d.complete)
+        return next(found, None)
+
+    def delivering(self, at: StepId) -> bool:
+        return any(delivery.at == at for delivery in self.all())
