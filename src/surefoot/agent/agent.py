@@ -24,6 +24,7 @@ from surefoot.agent.memory import Memory
 from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.opening import Opening
 from surefoot.agent.pacer import Pacer
+from surefoot.agent.peer_drives import PeerDrives
 from surefoot.agent.peers import Peers
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
@@ -130,6 +131,7 @@ class Agent:
             self._memory,
             frozen_start,
             needs,
+            PeerDrives(self._fleet, disks, self._say),
             journal,
             config.launch,
             config.node,

@@ -22,7 +22,7 @@ from surefoot.core.image import round_up
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range, cut, in_blocks, merged
-from surefoot.errors import CorruptError, ObjectMissingError, ResourceError, SurefootError, TierError
+from surefoot.errors import AgentError, CorruptError, ObjectMissingError, ResourceError, SurefootError, TierError
 from surefoot.events import human_bytes
 from surefoot.memory_room import available_bytes
 from surefoot.tiers.base import Tier
@@ -145,15 +145,19 @@ class CopiesPlace(_TierPlace):
 
 
 class RunPlace(_TierPlace):
-    """The run's own place: what is not good there is lost."""
+    """The run's own place: what is not good there is lost, unless another node has a copy."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, lost: dict[str, ShardError] | None = None) -> None:
+        """`lost`, if there is a place after this one, gets what is not good here, by key."""
         super().__init__(tier.name, tier)
+        self._lost = lost
 
     async def refuse(self, portion: Portion, error: SurefootError) -> None:
         if isinstance(error, ObjectMissingError):
-            raise ShardError(portion.key, "is missing", missing=True) from error
-        raise error
+            error = ShardError(portion.key, "is missing", missing=True)
+        if self._lost is None or not isinstance(error, ShardError):
+            raise error
+        self._lost[portion.key] = error
 
 
 async def memory_place(memory: Memory, manifest: Manifest) -> MemoryPlace:
@@ -201,12 +205,13 @@ async def fetch_portions(places: Sequence[Place], portions: Sequence[Portion]) -
     """Read portions once a node, however many trainers it has; returns also the bytes read by place.
 
     Args:
-        places: nearest first; the last one is the run's own.
+        places: nearest first; the last one raises what it refuses.
         portions: those without blocks are left out.
 
     Raises:
         ShardError: a block is good in no place, or an object is missing everywhere; the message names the block.
         TierError: the run's own place failed to answer.
+        AgentError: another node failed to answer.
         ResourceError: too little memory.
     """
     need_bytes = sum(round_up(stop - start) for portion in portions for start, stop in portion.ranges)
@@ -281,7 +286,7 @@ async def _read_all(
         async with turn:
             try:
                 await place.read_into(portion, run[0].start, part)
-            except TierError as error:
+            except (AgentError, CorruptError, TierError) as error:
                 return error, run
             counts[place.name] += len(part)
             bad = await asyncio.to_thread(_bad_blocks, run, memory)

@@ -17,6 +17,7 @@ from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.agent.needs import Needs, NeedsDesk
+from surefoot.agent.peer_drives import PeerDrives, PeerDrivesPlace
 from surefoot.agent.peers import PeerPlace, Peers, Spread
 from surefoot.agent.ranges import (
     Block,
@@ -35,8 +36,9 @@ from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.copies import Copy
 from surefoot.core.layout import StepId, commit_key, generation_key, plan_key
 from surefoot.core.lineage import Cuts, counts, cuts, superseding
-from surefoot.core.manifest import Generation, Manifest, Parent
+from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Plan
+from surefoot.core.ranges import Range
 from surefoot.core.recovery import Place, Source, ranking
 from surefoot.errors import (
     AgentError,
@@ -91,6 +93,7 @@ class Starter:
         memory: Memory,
         frozen: FrozenStart,
         needs: NeedsDesk,
+        drives: PeerDrives,
         journal: Journal,
         launch: str,
         node: str,
@@ -104,6 +107,7 @@ class Starter:
         self._memory = memory
         self._frozen = frozen
         self._needs = needs
+        self._drives = drives
         self._journal = journal
         self._launch = launch
         self._node = node
@@ -443,15 +447,21 @@ class Starter:
 
     async def _fetch(self, manifest: Manifest, plan: Plan, needs: Needs | None) -> tuple[list[Fetched], Reads | None]:
         """The shards whole, or what is needed of them."""
-        if needs is None:
+        if needs is None and self._fleet.alone:
             return await fetch_step(self._books.tier, self._disks, manifest, plan, self._drop_copy), None
+        lost: dict[str, ShardError] = {}
         places: list[NearPlace] = [await memory_place(self._memory, manifest)]
         if self._disks is not None:
             places.append(CopiesPlace(self._disks, self._drop_copy))
-        places.append(RunPlace(self._books.tier))
-        portions = [portion_of(shard, plan, partial(needs.ranges, shard.id.rank)) for shard in manifest.shards]
+        if self._fleet.alone:
+            places.append(RunPlace(self._books.tier))
+        else:
+            places += [RunPlace(self._books.tier, lost), PeerDrivesPlace(self._drives, lost)]
+        portions = [portion_of(shard, plan, _wanted(shard, needs)) for shard in manifest.shards]
         fetched, counts = await fetch_portions(places, portions)
-        return fetched, Reads(needs.size_bytes, counts)
+        for key, error in lost.items():
+            await self._quarantine(key, self._books.tier.name, error.why)
+        return fetched, Reads(manifest.size_bytes if needs is None else needs.size_bytes, counts)
 
     async def _drop_copy(self, key: str, why: str) -> None:
         """A copy on a local drive is a short cut: a bad one must never stop a start."""
@@ -498,6 +508,13 @@ def _whole_portion(copy: Copy, needs: Needs | None) -> Portion:
     whole = Block(0, copy.size_bytes, lambda data: xxhash.xxh3_128_hexdigest(data) == copy.xxh3_128)
     needed = needs is None or bool(needs.ranges(copy.rank, copy.size_bytes))
     return Portion(copy.rank, _image_key(copy.rank), copy.size_bytes, [whole] if needed else [])
+
+
+def _wanted(shard: Shard, needs: Needs | None) -> Callable[[int], Sequence[Range]]:
+    """Given the length of a block, what this node's trainers need of a shard: all, if they did not say."""
+    if needs is None:
+        return lambda _block_bytes: [(0, shard.size_bytes)]
+    return partial(needs.ranges, shard.id.rank)
 
 
 def _parent(image: Image | None) -> Parent | None:
