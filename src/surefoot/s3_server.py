@@ -49,8 +49,6 @@ _PORT_FLAGS = (
     "admin.port.grpc",
 )
 _FIXED_FLAGS = (
-    "-ip=127.0.0.1",
-    "-ip.bind=127.0.0.1",
     "-admin.ui=false",
     "-webdav=false",
     "-master.telemetry=false",
@@ -67,9 +65,16 @@ _WITH_WATCHER = 'exec 3<&0; (read _ <&3; rm -rf -- "$0" $LEFTOVERS; kill -KILL 0
 
 
 class S3Server:
-    """A running server: ``with S3Server() as server: open_tier(server.url("run"))`` under `server.env`."""
+    """A running server: ``with S3Server() as server: open_tier(server.url("run"))`` under `server.env`.
 
-    def __init__(self) -> None:
+    Args:
+        host: address at which it listens.
+        enter: command line before the server's own, by which it comes to where it is to run.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", enter: Sequence[str] = ()) -> None:
+        self._host = host
+        self._enter = tuple(enter)
         self.access_key = f"surefoot{secrets.token_hex(6)}"
         self.secret_key = secrets.token_hex(20)
         self._directory = Path()
@@ -87,7 +92,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._ports['s3.port']}"
+        return f"http://{self._host}:{self._ports['s3.port']}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -158,9 +163,10 @@ class S3Server:
             )
 
     def _command(self, program: str) -> list[str]:
-        ports = [f"-{flag}={port}" for flag, port in self._ports.items()]
+        ports = [f"-ip={self._host}", f"-ip.bind={self._host}"]
+        ports += [f"-{flag}={port}" for flag, port in self._ports.items()]
         sockets = [f"-{part}.localSocket={self._directory / part}.sock" for part in ("filer", "s3")]
-        return [program, "mini", f"-dir={self._directory / 'data'}", *_FIXED_FLAGS, *ports, *sockets]
+        return [*self._enter, program, "mini", f"-dir={self._directory / 'data'}", *_FIXED_FLAGS, *ports, *sockets]
 
     def _server_env(self) -> dict[str, str]:
         """Nothing of ours but the search path: settings of ours must not reach it."""
@@ -249,6 +255,9 @@ def _packaged() -> Sequence[Path]:
 
 
 def _is_free(port: int) -> bool:
+    # A server in another network namespace may have the port, and a socket named after it in a directory for all.
+    if any(Path("/tmp").glob(f"seaweedfs-*-{port}.sock")):  # noqa: S108  its names
+        return False
     with socket.socket() as attempt:
         try:
             attempt.bind(("127.0.0.1", port))

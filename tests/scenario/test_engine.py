@@ -193,7 +193,7 @@ def test_a_looker_on_sees_steps_phases_and_events(memory: Path, tmp_path: Path) 
     phases = {phase for view in views for phase in view.trainers}
     assert phases & set(_TRAINER_PHASES)
     assert phases <= {"gone", "starting", "restoring", *_TRAINER_PHASES}
-    assert {view.agent for view in views} <= {"gone", *AGENT_PHASES}
+    assert {agent for view in views for agent in view.agents} <= {"gone", *AGENT_PHASES}
     assert [len(view.strikes) for view in views] == sorted(len(view.strikes) for view in views)
     assert views[-1].strikes[0].event == events[0]
     assert {view.next_event for view in views} == {events[0], None}

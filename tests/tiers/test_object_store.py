@@ -234,7 +234,8 @@ def test_upload_that_fails_half_way(keys: None, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(caught, TierDeniedError)
     assert seen.count("POST uploads") == 1
     assert "POST uploadId" not in seen
-    assert seen[-1].startswith("DELETE")
+    # Parts that were already on their way may arrive after it.
+    assert seen.count("DELETE uploadId") == 1
 
 
 def test_a_completion_that_fails(keys: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from surefoot.scenario.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
 from surefoot.scenario.engine import View
-from surefoot.scenario.events import Event, Strike
+from surefoot.scenario.events import LASTING, Event, Strike
+from surefoot.scenario.network import can_isolate, is_isolated, isolate
 from surefoot.scenario.peers.compare import PeerResult
 from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Recovery
@@ -32,7 +33,12 @@ def register(app: typer.Typer) -> None:
 def demo(
     seed: Annotated[int, typer.Option(help="Moves the events and the training.")] = 0,
     steps: Annotated[int, typer.Option(help="Training steps.", min=MIN_STEPS)] = 200,
-    ranks: Annotated[int, typer.Option(help="Trainers.", min=1)] = 2,
+    ranks: Annotated[
+        int | None, typer.Option(help="Trainers of each machine (default: 2 on one, 1 on each of several).", min=1)
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(help="Machines: network namespaces, where that is allowed, else process trees.", min=1)
+    ] = 1,
     store: Annotated[
         Path | None, typer.Option(help="Train into this directory instead of an S3 server of the demo's own.")
     ] = None,
@@ -46,11 +52,21 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small model, evict it, kill a worker, the agent, everything; compare with undisturbed training."""
+    config = DemoConfig(
+        seed=seed,
+        steps=steps,
+        nodes=nodes,
+        ranks=ranks or (2 if nodes == 1 else 1),
+        store=store,
+        keep=keep,
+        page=page,
+        peers=METHODS if peers else (),
+    )
+    if nodes > 1 and not is_isolated() and can_isolate():
+        # Becomes the same command, in a network of its own.
+        isolate([sys.executable, "-m", "surefoot.cli.main", *sys.argv[1:]])
     for number in _LEAVE_ON:
         signal.signal(number, _leave)
-    config = DemoConfig(
-        seed=seed, steps=steps, ranks=ranks, store=store, keep=keep, page=page, peers=METHODS if peers else ()
-    )
     with _Screen(config, quiet=as_json) as screen:
         result = run_demo(config, screen.look_on)
     if as_json:
@@ -107,7 +123,7 @@ def _table(name: str, view: View, config: DemoConfig) -> Table:
     table = Table(title=f"surefoot demo, seed {config.seed}: {name} training", show_header=False, min_width=72)
     table.add_row("step", f"{view.step} of {config.steps}")
     table.add_row("trainers", ", ".join(view.trainers))
-    table.add_row("agent", view.agent)
+    table.add_row("agents" if len(view.agents) > 1 else "agent", ", ".join(view.agents))
     table.add_row("newest durable", _durable(view))
     for strike in view.strikes:
         table.add_row("event", _sentence(strike))
@@ -124,7 +140,10 @@ def _durable(view: View) -> str:
 
 
 def _sentence(strike: Strike) -> str:
-    return f"{strike.event.kind} at step {strike.at_step} while {_who(strike.event)} was {strike.struck_in}"
+    where = f" on node {strike.event.node}" if strike.event.node else ""
+    lasts = f" for {strike.event.lasts_s:g} s" if strike.event.kind in LASTING else ""
+    who = _who(strike.event)
+    return f"{strike.event.kind}{where}{lasts} at step {strike.at_step} while {who} was {strike.struck_in}"
 
 
 def _announcement(event: Event) -> str:

@@ -22,13 +22,13 @@ from surefoot.agent.books import Books
 from surefoot.core.cadence import CONTINUOUS_GAP_S
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.home import base_directory
-from surefoot.s3_server import S3Server
 from surefoot.scenario import stalls
 from surefoot.scenario.curves import quantile, step_times
 from surefoot.scenario.engine import BREATH_STEPS, Outcome, Scenario, View
 from surefoot.scenario.events import Event, Kind, Strike, draw
 from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, gather, read
+from surefoot.scenario.machines import Machines, machines
 from surefoot.scenario.page import Shown, demo_page
 from surefoot.scenario.peers.compare import Conditions, PeerResult, run_peer
 from surefoot.scenario.peers.methods import Method
@@ -43,6 +43,9 @@ _PHASES = {
     Kind.KILL_AGENT: ("idle", "flushing", "committing"),
     Kind.KILL_ALL: ("training", "filling", "flushing", "committing"),
 }
+_PHASES_OF_A_LINK = {Kind.CUT: ("training", "flushing")}
+_CUT_LASTS_S = 20.0
+"""Longer than the other nodes wait for one that is silent."""
 _TAIL_LINES = 25
 
 
@@ -52,7 +55,9 @@ class DemoConfig:
 
     seed: int = 0
     steps: int = 200
+    nodes: int = 1
     ranks: int = 2
+    """Of each node."""
     store: Path | None = None
     """A directory to keep the runs in; None: an S3 server of the demo's own."""
     keep: bool = False
@@ -69,8 +74,10 @@ class DemoConfig:
     def __post_init__(self) -> None:
         if self.steps < MIN_STEPS:
             raise ConfigError(f"steps is {self.steps}: at least {MIN_STEPS} leave room between the events")
-        if self.ranks < 1:
-            raise ConfigError(f"ranks is {self.ranks}: at least 1 has to train")
+        if self.ranks < 1 or self.nodes < 1:
+            raise ConfigError(f"nodes is {self.nodes}, ranks {self.ranks}: at least 1 of each has to train")
+        if self.nodes > 1 and self.peers:
+            raise ConfigError("the other ways train on one node only: leave out --nodes or --peers")
         if self.page is not None and not self.page.absolute().parent.is_dir():
             raise ConfigError(f"page is {self.page}: there is no directory {self.page.absolute().parent}")
 
@@ -106,23 +113,34 @@ LookOn = Callable[[str, View], None]
 """Called about ten times a second with the run's name and what it does."""
 
 
-def plan_events(seed: int, steps: int, ranks: int) -> list[Event]:
-    """An eviction and three kills in an order, at steps, in phases and on ranks drawn from the seed."""
+def plan_events(seed: int, steps: int, ranks: int, nodes: int = 1, *, links: bool = False) -> list[Event]:
+    """An eviction and three kills in an order, at steps, in phases, on nodes and ranks drawn from the seed.
+
+    Args:
+        seed: draws.
+        steps: of the run.
+        ranks: of each node.
+        nodes: how many.
+        links: whether a node's link is cut, too.
+    """
     rng = random.Random(f"events {seed}")
-    kinds = list(_PHASES)
+    phases = _PHASES | (_PHASES_OF_A_LINK if links else {})
+    kinds = list(phases)
     rng.shuffle(kinds)
     span = steps / (len(kinds) + 1)
     wanted = [
         Event(
             kind=kind,
-            phase=rng.choice(_PHASES[kind]),
+            phase=rng.choice(phases[kind]),
             step=round((number + 0.5) * span),
             latest=round((number + 1) * span),
             rank=None,
+            node=None if nodes > 1 else 0,
+            lasts_s=_CUT_LASTS_S if kind is Kind.CUT else 0.0,
         )
         for number, kind in enumerate(kinds)
     ]
-    return draw(wanted, rng, ranks)
+    return draw(wanted, rng, ranks, nodes)
 
 
 def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
@@ -135,9 +153,10 @@ def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
     with ExitStack() as stack:
         place = stack.enter_context(_log_directory(config.keep))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="surefoot-demo-", dir=base_directory())))
-        store = stack.enter_context(_store(config))
-        stage = _Stage(config, place, memory, store)
-        outcome = stage.run(DISTURBED, _events(config), look_on)
+        hosts = stack.enter_context(machines(config.nodes))
+        store = stack.enter_context(_store(config, hosts))
+        stage = _Stage(config, place, memory, store, hosts)
+        outcome = stage.run(DISTURBED, _events(config, links=hosts.can_cut), look_on)
         calm = stage.run(UNDISTURBED, [], look_on) if not outcome.problems else None
         result = _result(config, place, outcome, calm)
         if config.peers:
@@ -146,23 +165,28 @@ def run_demo(config: DemoConfig, look_on: LookOn) -> DemoResult:
         return result
 
 
-def _events(config: DemoConfig) -> Sequence[Event]:
-    return plan_events(config.seed, config.steps, config.ranks) if config.events is None else config.events
+def _events(config: DemoConfig, *, links: bool = False) -> Sequence[Event]:
+    if config.events is not None:
+        return config.events
+    return plan_events(config.seed, config.steps, config.ranks, config.nodes, links=links)
 
 
 class _Stage:
     """Where both runs happen."""
 
-    def __init__(self, config: DemoConfig, place: Path, memory: Path, store: Callable[[str], str]) -> None:
+    def __init__(
+        self, config: DemoConfig, place: Path, memory: Path, store: Callable[[str], str], hosts: Machines
+    ) -> None:
         self._config = config
         self._place = place
         self._memory = memory
         self._store = store
+        self._hosts = hosts
 
     def run(self, name: str, events: Sequence[Event], look_on: LookOn) -> Outcome:
         uri = self._store(name)
         scenario = Scenario(
-            [self._node(name, uri)],
+            [self._node(name, uri, number) for number in range(self._config.nodes)],
             events,
             num_ranks=self._config.ranks,
             newest_durable=lambda: asyncio.run(_newest_durable(uri)),
@@ -171,17 +195,22 @@ class _Stage:
         )
         return scenario.run()
 
-    def _node(self, name: str, uri: str) -> Node:
-        config = self._config
+    def _node(self, name: str, uri: str, number: int) -> Node:
+        config, memory = self._config, self._memory
         supervisor = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", uri, "--nproc", str(config.ranks)]
+        if config.nodes > 1:
+            supervisor += ["--nnodes", str(config.nodes), "--rdzv", self._hosts.meet]
+            memory = memory / f"node{number}"
+            memory.mkdir(exist_ok=True, mode=0o700)
         options = {"--steps": config.steps, "--seed": config.seed, "--name": name, "--log": self._place / "lines"}
         arguments = [str(word) for option in options.items() for word in option]
         return Node(
-            name=name,
-            command=[*supervisor, str(config.script), *arguments],
-            memory=self._memory,
+            name=name if config.nodes == 1 else f"{name}-node{number}",
+            command=self._hosts.command(number, [*supervisor, str(config.script), *arguments]),
+            memory=memory,
             output=self._place,
             environment={"XDG_STATE_HOME": str(self._place / "state" / name)},
+            link=self._hosts.link(number),
         )
 
 
@@ -204,7 +233,7 @@ def _result(config: DemoConfig, place: Path, outcome: Outcome, calm: Outcome | N
     problems = [*outcome.problems, *(calm.problems if calm is not None else ())]
     try:
         gather((place / "lines").iterdir(), log)
-        verdict = judge(read(log), outcome.strikes, steps=config.steps, num_ranks=config.ranks)
+        verdict = judge(read(log), outcome.strikes, steps=config.steps, num_ranks=config.nodes * config.ranks)
     except CorruptError as error:
         problems.append(str(error))
         verdict = Verdict(False, tuple(Recovery(s.event.kind, None, 0, None) for s in outcome.strikes), ())
@@ -225,7 +254,7 @@ def _shown(config: DemoConfig, place: Path, result: DemoResult) -> Shown:
     return Shown(
         seed=config.seed,
         steps=config.steps,
-        ranks=config.ranks,
+        ranks=config.nodes * config.ranks,
         lines=_lines(result.log),
         strikes=result.strikes,
         verdict=result.verdict,
@@ -292,6 +321,7 @@ def _event_json(strike: Strike, recovery: Recovery) -> dict[str, Any]:
         "wanted_in": strike.event.phase,
         "struck_in": strike.struck_in,
         "rank": strike.event.rank,
+        "node": strike.event.node,
         "durable": strike.durable,
         "exit_code": strike.exit_code,
     }
@@ -317,10 +347,10 @@ def _log_directory(keep: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _store(config: DemoConfig) -> Iterator[Callable[[str], str]]:
+def _store(config: DemoConfig, hosts: Machines) -> Iterator[Callable[[str], str]]:
     """Where the runs live, from their name; gone afterwards unless it is to be kept."""
     if config.store is None:
-        with S3Server() as server, _environment(server.env):
+        with hosts.server() as server, _environment(server.env):
             yield server.url
         return
     made = not config.store.exists()

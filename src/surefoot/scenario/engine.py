@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from surefoot.board import NodeWord
 from surefoot.clock import boot_s, wall_s
 from surefoot.exits import EVICTED, FINISHED
-from surefoot.scenario.events import Event, Kind, Strike
-from surefoot.scenario.job import Job, Node
+from surefoot.scenario.events import LASTING, Event, Kind, Strike
+from surefoot.scenario.faults import fault_of
+from surefoot.scenario.job import Job, Link, Node
 from surefoot.scenario.processes import ahead_of_others, send, stopped, wait_for_end
 
 PATIENCE_S = 120.0
@@ -40,8 +41,9 @@ class View:
 
     step: int
     trainers: tuple[str, ...]
-    """Phase of each local rank of the first node, or "gone"."""
-    agent: str
+    """Phase of each rank, node after node, or "gone"."""
+    agents: tuple[str, ...]
+    """Of each node."""
     durable: int | None
     """Newest committed step."""
     durable_age_s: float | None
@@ -69,7 +71,10 @@ class Scenario:
         nodes: where; each is started at the beginning and after each event that ended it.
         events: what happens, settled by `draw`.
         num_ranks: local ranks of each node, for the view.
-        newest_durable: asked after `kill_all`, before the next start: the newest committed step, 0 if there is none.
+        newest_durable: asked after a loss of memory, before the next start: the newest committed step, 0 if there is
+            none.
+        damage: of `rot`: damages the newest committed step in the store; what comes after counts without it.
+        store_link: what joins the store to the nodes; None: it cannot be cut.
         look_on: called about ten times a second.
         patience_s: how long nothing may move.
         limit_s: how long the whole may take.
@@ -86,6 +91,8 @@ class Scenario:
         *,
         num_ranks: int = 1,
         newest_durable: Callable[[], int] | None = None,
+        damage: Callable[[], None] | None = None,
+        store_link: Link | None = None,
         look_on: Callable[[View], None] | None = None,
         patience_s: float = PATIENCE_S,
         limit_s: float = LIMIT_S,
@@ -98,6 +105,8 @@ class Scenario:
         self._events = list(events)
         self._num_ranks = num_ranks
         self._newest_durable = newest_durable
+        self._damage = damage
+        self._store_link = store_link
         self._look_on = look_on
         self._patience_s = patience_s
         self._limit_s = limit_s
@@ -129,7 +138,7 @@ class Scenario:
 
     def _carry_out(self) -> None:
         for event in self._events:
-            job = self._jobs[event.node]
+            job = self._jobs[event.node or 0]
             strike = self._wait_and_strike(job, event)
             self._strikes.append(strike)
             self._strikes[-1] = self._follow_up(job, strike)
@@ -145,6 +154,7 @@ class Scenario:
                     f"{event.kind} never struck: before a process was in {event.phase!r} {_ended(job)}; "
                     f"it printed:\n{job.output_tail()}"
                 )
+            self._check_nobody_failed()
             strike = self._try(job, event)
             if strike is not None:
                 found.append(strike)
@@ -183,6 +193,10 @@ class Scenario:
     def _strike(self, job: Job, event: Event, target: int) -> list[int]:
         if event.kind is Kind.KILL_ALL:
             return job.kill()
+        if event.kind in (Kind.KILL_JOB, Kind.ROT):
+            return self._kill_job()
+        if event.kind in LASTING:
+            return fault_of(event, job, self._store_link).begin(job)
         if event.kind is Kind.EVICT:
             send(target, signal.SIGTERM)
             return [target]
@@ -195,28 +209,70 @@ class Scenario:
             raise _Stopped(f"process {target} lives on after SIGKILL")
         return [target]
 
+    def _kill_job(self) -> list[int]:
+        # None may act on the others' end.
+        for job in self._jobs:
+            job.pause()
+        return [pid for job in self._jobs for pid in job.kill()]
+
     # ------------------------------------------------------------------ what follows
 
     def _follow_up(self, job: Job, strike: Strike) -> Strike:
         kind = strike.event.kind
         if kind is Kind.EVICT:
-            self._until(lambda: job.exit_code() is not None)
-            code = job.exit_code()
-            evicted = code is not None and job.was_evicted(code)
-            if not evicted and code != FINISHED:
-                raise _Stopped(f"after evict {_ended(job)}, not {EVICTED}; it printed:\n{job.output_tail()}")
-            if evicted:
-                self._check_nobody_left(job)
-                job.start()
-            return replace(strike, exit_code=code)
+            return self._see_evicted(job, strike)
+        if kind in LASTING:
+            self._see_end(job, strike.event)
+            return strike
         if kind is Kind.KILL_ALL:
-            job.wipe()
-            strike = replace(strike, durable=self._newest_durable() if self._newest_durable is not None else None)
-        if kind in (Kind.KILL_ALL, Kind.KILL_SUPERVISOR):
-            code = job.exit_code()
-            job.start()
-            return replace(strike, exit_code=code)
+            return self._start_again([job], replace(strike, durable=self._lose_memory([job])))
+        if kind in (Kind.KILL_JOB, Kind.ROT):
+            if kind is Kind.ROT and self._damage is not None:
+                self._damage()
+            return self._start_again(self._jobs, replace(strike, durable=self._lose_memory(self._jobs)))
+        if kind is Kind.KILL_SUPERVISOR:
+            return self._start_again([job], strike)
         return strike
+
+    def _see_evicted(self, job: Job, strike: Strike) -> Strike:
+        """An eviction of one node ends the job on all, each with the code that says so."""
+        self._until(lambda: all(each.exit_code() is not None for each in self._jobs))
+        evicted = [each for each in self._jobs if each.was_evicted(each.exit_code() or 0)]
+        for each in self._jobs:
+            if each not in evicted and each.exit_code() != FINISHED:
+                raise _Stopped(f"after evict {_ended(each)}, not {EVICTED}; it printed:\n{each.output_tail()}")
+        code = job.exit_code()
+        if evicted:
+            for each in self._jobs:
+                self._check_nobody_left(each)
+                each.start()
+        return replace(strike, exit_code=code)
+
+    def _see_end(self, job: Job, event: Event) -> None:
+        """Wait as long as it is to last, and end it. Nothing has to move meanwhile."""
+        fault, end_s = fault_of(event, job, self._store_link), boot_s() + event.lasts_s
+        # A process that was stopped to be looked at was let go on.
+        fault.begin(job)
+        try:
+            self._until(lambda: boot_s() >= end_s, patience_s=event.lasts_s + self._patience_s)
+        finally:
+            fault.end(job)
+
+    def _lose_memory(self, jobs: Sequence[Job]) -> int | None:
+        for job in jobs:
+            job.wipe()
+        return self._newest_durable() if self._newest_durable is not None else None
+
+    def _start_again(self, jobs: Sequence[Job], strike: Strike) -> Strike:
+        code = jobs[0].exit_code()
+        for job in jobs:
+            job.start()
+        return replace(strike, exit_code=code)
+
+    def _check_nobody_failed(self) -> None:
+        for job in self._jobs:
+            if job.exit_code() not in (None, FINISHED):
+                raise _Stopped(f"{_ended(job)}; it printed:\n{job.output_tail()}")
 
     def _check_ends(self) -> None:
         for job in self._jobs:
@@ -235,22 +291,27 @@ class Scenario:
 
     # ------------------------------------------------------------------ waiting
 
-    def _until(self, done: Callable[[], bool], pause_s: Callable[[], float] = lambda: _FAR_LOOK_S) -> None:
+    def _until(
+        self,
+        done: Callable[[], bool],
+        pause_s: Callable[[], float] = lambda: _FAR_LOOK_S,
+        patience_s: float | None = None,
+    ) -> None:
         while not done():
             now_s = boot_s()
             if now_s - self._told_s > _TELL_EVERY_S:
                 self._told_s = now_s
                 self._tell()
-                self._look_for_life(now_s)
+                self._look_for_life(now_s, self._patience_s if patience_s is None else patience_s)
             time.sleep(pause_s())
         self._moved_s = boot_s()
 
-    def _look_for_life(self, now_s: float) -> None:
+    def _look_for_life(self, now_s: float, patience_s: float) -> None:
         signs = tuple(job.signs_of_life() for job in self._jobs)
         if signs != self._signs:
             self._signs, self._moved_s = signs, now_s
-        elif now_s - self._moved_s > self._patience_s:
-            raise _Stopped(self._report(f"nothing moved for {self._patience_s:g} s"))
+        elif now_s - self._moved_s > patience_s:
+            raise _Stopped(self._report(f"nothing moved for {patience_s:g} s"))
         if now_s - self._began_s > self._limit_s:
             raise _Stopped(self._report(f"no end within {self._limit_s:g} s"))
 
@@ -275,18 +336,19 @@ class Scenario:
     def _tell(self) -> None:
         if self._look_on is None:
             return
-        job = self._jobs[0]
-        board = job.board()
-        committed = board.node(NodeWord.COMMITTED) if board is not None else 0
-        staged_ns = board.node(NodeWord.COMMITTED_NS) if board is not None else 0
+        boards = [board for job in self._jobs if (board := job.board()) is not None]
+        committed = max((board.node(NodeWord.COMMITTED) for board in boards), default=0)
+        staged_ns = max((board.node(NodeWord.COMMITTED_NS) for board in boards), default=0)
         left = self._events[len(self._strikes) :]
         self._look_on(
             View(
-                step=job.finished(),
+                step=min(job.finished() for job in self._jobs),
                 trainers=tuple(
-                    job.trainer_phase(rank) if job.trainer_pid(rank) else _GONE for rank in range(self._num_ranks)
+                    job.trainer_phase(rank) if job.trainer_pid(rank) else _GONE
+                    for job in self._jobs
+                    for rank in range(self._num_ranks)
                 ),
-                agent=job.agent_phase() if job.agent_pid() else _GONE,
+                agents=tuple(job.agent_phase() if job.agent_pid() else _GONE for job in self._jobs),
                 durable=committed - 1 if committed else None,
                 durable_age_s=boot_s() - staged_ns / 1e9 if staged_ns else None,
                 strikes=tuple(self._strikes),

@@ -33,6 +33,27 @@ class Kind(StrEnum):
     """SIGKILL to the supervisor; the same command is started again at once."""
     KILL_ALL = "kill_all"
     """SIGKILL to every process of the node, and its memory wiped, as when a machine is lost; then started again."""
+    KILL_JOB = "kill_job"
+    """The same to every node at one moment."""
+    ROT = "rot"
+    """As `kill_job`, and the newest durable step is damaged before the next start."""
+    PAUSE = "pause"
+    """SIGSTOP to every process of the node, and SIGCONT after a while."""
+    CUT = "cut"
+    """The node's link is down for a while."""
+    SLOW = "slow"
+    """The node's link carries little for a while."""
+    STORE_CUT = "store_cut"
+    """Nobody reaches the store for a while."""
+    STORE_SLOW = "store_slow"
+    """The store's link carries little for a while."""
+    FULL_DISK = "full_disk"
+    """The disk on which the node keeps its copies is full for a while."""
+
+
+LASTING = (Kind.PAUSE, Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW, Kind.FULL_DISK)
+"""Kinds that begin and end."""
+MOST_LASTS_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +69,10 @@ class Event:
     """If given, `step` is yet to be drawn, between `step` and this."""
     rank: int | None = 0
     """Local rank that is watched, and killed by `kill_worker`. None: yet to be drawn."""
-    node: int = 0
-    """Index of the node."""
+    node: int | None = 0
+    """Index of the node. None: yet to be drawn."""
+    lasts_s: float = 0.0
+    """How long that which lasts does."""
 
     def __post_init__(self) -> None:
         if self.phase not in TRAINER_PHASES + AGENT_PHASES:
@@ -57,6 +80,11 @@ class Event:
             raise ConfigError(f"phase is {self.phase!r}: give one of {known}")
         if self.step < 0 or (self.latest is not None and self.latest < self.step):
             raise ConfigError(f"step is {self.step}, latest {self.latest}: give 0 <= step <= latest")
+        if (self.lasts_s > 0) != (self.kind in LASTING) or not 0 <= self.lasts_s <= MOST_LASTS_S:
+            raise ConfigError(
+                f"lasts_s of {self.kind} is {self.lasts_s}: "
+                f"give at most {MOST_LASTS_S:g} to what lasts, and 0 to what does not"
+            )
 
     @property
     def of_agent(self) -> bool:
@@ -96,7 +124,7 @@ class Strike:
     pids: tuple[int, ...]
     """Processes that got the signal."""
     durable: int | None = None
-    """After `kill_all`: newest committed step, 0 if there was none."""
+    """After a loss of memory: newest committed step that is sound, 0 if there was none."""
     exit_code: int | None = None
     """What the supervisor ended with; negative for a signal; None if it went on."""
 
@@ -116,12 +144,20 @@ class Strike:
             raise ConfigError(f"not a strike: {dict(data)}: {error}") from error
 
 
-def draw(events: Sequence[Event], rng: random.Random, num_ranks: int) -> list[Event]:
-    """Settle what is yet to be drawn. The same generator state gives the same events."""
-    return [_settle(event, rng, num_ranks) for event in events]
+def draw(events: Sequence[Event], rng: random.Random, num_ranks: int, num_nodes: int = 1) -> list[Event]:
+    """Settle what is yet to be drawn. The same generator state gives the same events.
+
+    Args:
+        events: as wanted.
+        rng: draws.
+        num_ranks: local ranks of each node.
+        num_nodes: nodes.
+    """
+    return [_settle(event, rng, num_ranks, num_nodes) for event in events]
 
 
-def _settle(event: Event, rng: random.Random, num_ranks: int) -> Event:
+def _settle(event: Event, rng: random.Random, num_ranks: int, num_nodes: int) -> Event:
     step = event.step if event.latest is None else rng.randint(event.step, event.latest)
     rank = rng.randrange(num_ranks) if event.rank is None else event.rank
-    return replace(event, step=step, latest=None, rank=rank)
+    node = rng.randrange(num_nodes) if event.node is None else event.node
+    return replace(event, step=step, latest=None, rank=rank, node=node)

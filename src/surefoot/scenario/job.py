@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.errors import SurefootError
@@ -32,6 +33,18 @@ _NODE_MOVES = (NodeWord.GENERATION, NodeWord.COMMITTED, NodeWord.AGENT_PID)
 _TRAINERS_MOVE = (RankWord.INCARNATION, RankWord.PID, RankWord.FINISHED, RankWord.SEALED)
 
 
+class Link(Protocol):
+    """What joins a machine to the others."""
+
+    def cut(self) -> None: ...
+
+    def heal(self) -> None: ...
+
+    def limit(self, bytes_per_s: float) -> None: ...
+
+    def unlimit(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """A machine, for all that a job can tell."""
@@ -45,6 +58,10 @@ class Node:
     """An existing directory for what the processes print."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Beside the caller's own."""
+    link: Link | None = None
+    """None: it cannot be cut."""
+    copies: Path | None = None
+    """Directory of a small file system of its own, which may be filled; None: there is none."""
 
 
 class Job:
@@ -104,6 +121,18 @@ class Job:
 
     def describe_members(self) -> list[str]:
         return [f"{pid} ({state_of(pid)}) {command_of(pid)[:160]}" for pid in self.members()]
+
+    def pause(self) -> list[int]:
+        """Everything stands still. Returns the processes' ids."""
+        pids = self.members()
+        for pid in pids:
+            send(pid, signal.SIGSTOP)
+        return pids
+
+    def go_on(self) -> None:
+        """The inverse of `pause`."""
+        for pid in self.members():
+            send(pid, signal.SIGCONT)
 
     def kill(self) -> list[int]:
         """End everything at one moment. Returns the processes' ids."""

@@ -21,13 +21,21 @@ from surefoot.scenario.stalls import Stall
 from surefoot.scenario.verdict import Recovery, Verdict, first_difference
 
 _LEGEND = '<svg viewBox="0 0 34 10" aria-hidden="true"><path d="M1,5 L33,5" class="{css}"/></svg>'
-_KILLS = {
+_TOLD = {
     "evict": "SIGTERM, as a cloud's shutdown sends it",
     "kill_worker": "SIGKILL to a trainer",
     "kill_group": "SIGKILL to every trainer",
     "kill_agent": "SIGKILL to the process that keeps the checkpoints",
     "kill_supervisor": "SIGKILL to the process that starts the others",
-    "kill_all": "SIGKILL to every process, and the machine's memory lost",
+    "kill_all": "SIGKILL to every process of a machine, and its memory lost",
+    "kill_job": "the same to every machine",
+    "rot": "the same, and the newest durable step damaged",
+    "pause": "every process of a machine stopped for a while",
+    "cut": "a machine's link down for a while",
+    "slow": "a machine's link slow for a while",
+    "store_cut": "the store out of reach for a while",
+    "store_slow": "the store's link slow for a while",
+    "full_disk": "the disk for copies full for a while",
 }
 
 
@@ -160,13 +168,15 @@ def _events(shown: Shown) -> list[str]:
     return [
         "<h2>What each event cost</h2>",
         _table("events", "Redone: finished by all ranks before the event, and trained again after it.", names, rows),
-        _list("ul", [f"{kind}: {_KILLS[kind]}" for kind in kinds]),
+        _list("ul", [f"{kind}: {_TOLD[kind]}" for kind in kinds]),
     ]
 
 
 def _who(strike: Strike) -> str:
     who = "the agent" if strike.event.of_agent else f"rank {strike.event.rank}"
-    return f"{who} was {strike.struck_in}"
+    where = f" on node {strike.event.node}" if strike.event.node else ""
+    lasts = f", for {strike.event.lasts_s:g} s" if strike.event.lasts_s else ""
+    return f"{who}{where} was {strike.struck_in}{lasts}"
 
 
 def _cost(recovery: Recovery) -> list[str]:

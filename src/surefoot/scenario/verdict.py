@@ -9,12 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefoot.scenario.events import Kind, Strike
+from surefoot.scenario.events import LASTING, Kind, Strike
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line
 
 _OF_A_START = ("starting", "restoring")
-MOST_REDONE = {Kind.EVICT: 0, Kind.KILL_AGENT: 0, Kind.KILL_WORKER: 1, Kind.KILL_GROUP: 1, Kind.KILL_SUPERVISOR: 1}
-"""Steps that all ranks had finished and that may be trained again. After `kill_all`: those past the newest durable."""
+MOST_REDONE = {
+    Kind.EVICT: 0,
+    Kind.KILL_AGENT: 0,
+    **dict.fromkeys((Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR, *LASTING), 1),
+}
+"""Steps that all ranks had finished and that may be trained again. After a loss of memory: those past the newest
+durable."""
 _NAMED = 5
 """How many of many differences are named."""
 
