@@ -100,6 +100,10 @@ class Peers:
             raise AgentError(f"node {holder} told another plan than the one asked for")
         return plan
 
+    def is_mine(self, copy: Copy) -> bool:
+        """True if it lies in this node's own memory."""
+        return copy.node == self._fleet.me
+
     async def records(self, spread: Spread) -> tuple[Mapping[str, Any], ...]:
         """Every rank's record."""
         return tuple(await asyncio.gather(*(self._record(copy) for copy in spread.holders)))
@@ -115,7 +119,7 @@ class Peers:
         return ImageSet(spread.at, spread.plan, same) if same else None
 
     async def _record(self, copy: Copy) -> Mapping[str, Any]:
-        if copy.node == self._fleet.me:
+        if self.is_mine(copy):
             return (await self._find(copy.at, copy.plan, copy.rank)).record()
         answer = await self._fleet.ask(copy.node, {"op": "record", **_about(copy)}, _ASK_WITHIN_S)
         return Fields(answer, f"record of rank {copy.rank}").mapping("record")
@@ -191,7 +195,11 @@ class PeerPlace:
         self._spread = spread
 
     async def size(self, portion: Portion) -> int:
-        return self._spread.holders[portion.rank].size_bytes
+        holder = self._spread.holders[portion.rank]
+        if self._peers.is_mine(holder):
+            # It was looked for in this node's memory first.
+            raise ShardError(portion.key, "is not good in this node's memory, and no other node has it")
+        return holder.size_bytes
 
     async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
         try:

@@ -95,11 +95,16 @@ class Train:
             job.signal_group(signal.SIGKILL)
         self._stage.until_quiet()
 
-    def lose(self, *nodes: int) -> None:
-        """The memory and the drives of these machines are gone with them."""
-        for node in nodes:
-            for place in (self._stage.memory, self._drives):
-                shutil.rmtree(place / f"node{node}", ignore_errors=True)
+    def arrange(self, *order: int) -> None:
+        """The machines come again in this order; the memory and the drives of the others are gone with them."""
+        for place in (self._stage.memory, self._drives):
+            before = place.rename(place.with_name(f"{place.name}-before")) if place.exists() else place
+            place.mkdir(mode=0o700, exist_ok=True)
+            for now, then in enumerate(order):
+                if (before / f"node{then}").exists():
+                    (before / f"node{then}").rename(place / f"node{now}")
+            if before != place:
+                shutil.rmtree(before)
 
     def forget(self, world: World) -> None:
         """The machines' memory is lost, not their drives."""
@@ -109,9 +114,14 @@ class Train:
     def spoil(self) -> None:
         """In the run's place the newest step's shards are gone, but for the first one, which is damaged."""
         first, *others = self._manifest().shards
-        _flip(self._stage.run / first.key)
+        _flip(self._stage.run / first.key, first.size_bytes // 2)
         for shard in others:
             (self._stage.run / shard.key).unlink()
+
+    def spoil_memory(self, rank: int) -> None:
+        """A rank's image of the newest step is damaged."""
+        ((path, middle),) = self._newest(rank)
+        _flip(path, middle)
 
     def committed(self) -> list[int]:
         """Ascending."""
@@ -142,8 +152,17 @@ class Train:
         return self._stage.start_nodes("run", world.nodes, ranks=world.ranks, scenes=SCENES, **options)
 
     def _is_sealed(self, rank: int) -> bool:
-        segments = map(open_segment_file, self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.seg"))
-        return any(sealed.at.step == SAVED_STEPS for segment in segments for sealed in segment.all_sealed())
+        return bool(self._newest(rank))
+
+    def _newest(self, rank: int) -> list[tuple[Path, int]]:
+        """A rank's image of the newest step in memory, once it is there: the file, and where in it the middle lies."""
+        found = []
+        for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.seg"):
+            segment = open_segment_file(path)
+            layout = segment.geometry
+            slots = [sealed.slot for sealed in segment.all_sealed() if sealed.at.step == SAVED_STEPS]
+            found += [(path, layout.image_offset(slot) + layout.image_bytes // 2) for slot in slots]
+        return found
 
     def _manifest(self) -> Manifest:
         (path,) = self._stage.run.glob(f"commits/{SAVED_STEPS:08d}-*.json")
@@ -170,10 +189,12 @@ def _told(jobs: list[Job], world: World) -> Told:
     return Told(begun[0], {(line[1], line[2]): line[3:] for line in lines if line[0] == "loss"})
 
 
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+def _flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
 
 
 def assert_same(found: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
@@ -251,7 +272,7 @@ def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind
     train.killed(saved, save=(2,) if tier == "memory" else (2, SAVED_STEPS))
     if tier != "memory":
         train.forget(saved)
-    train.lose(*range(restored.nodes, saved.nodes))
+    train.arrange(*range(min(restored.nodes, saved.nodes)))
     durable = train.committed()[-1]
     assert (durable < SAVED_STEPS) == (tier == "memory")
     in_memory = tier == "memory" and restored.nodes >= saved.nodes
@@ -292,11 +313,63 @@ def test_restored_from_drives_of_the_nodes_own(stage: Stage, truth: Get, kind: s
     train.killed(saved, save=(2, SAVED_STEPS))
     train.forget(saved)
     train.spoil()
-    gone = range(restored.nodes, saved.nodes)
-    train.lose(*gone)
+    train.arrange(*range(min(restored.nodes, saved.nodes)))
+    gone = restored.nodes < saved.nodes
     *_, before, newest = train.committed()
     told = _restore(train, restored, before if gone else newest)
     if restored == saved:
         _assert_goes_on(train, told, restored, truth(stage, restored))
     places = {name for event in train.resumed(restored) for name in event["reads"]["by_place"]}
     assert (places == {"disk"}) if gone else ("disk copy" in places)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("drives", [False, True], ids=["memory", "drives"])
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_machines_come_in_another_order(stage: Stage, truth: Get, kind: str, drives: bool) -> None:
+    """What each machine's ranks need has another machine: it tells them, and the run goes on as if nothing had been."""
+    world = SAVED[kind]
+    train = Train(stage, drives=drives)
+    train.killed(world, save=(2, SAVED_STEPS) if drives else (2,))
+    if drives:
+        train.forget(world)
+        train.spoil()
+    train.arrange(1, 0)
+    told = _restore(train, world, SAVED_STEPS)
+    _assert_goes_on(train, told, world, truth(stage, world))
+    places = [set(event["reads"]["by_place"]) for event in train.resumed(world)]
+    other = "peer disk" if drives else "peer"
+    assert all(other in found for found in places), places
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
+    """With its memory: the one that is left goes on alone from the newest durable step, and not from its own part of a
+    newer one."""
+    saved = SAVED[kind]
+    alone = World(saved.layout, 1, saved.ranks)
+    train = Train(stage)
+    train.killed(saved, save=(2,))
+    train.arrange(1)
+    durable = train.committed()[-1]
+    assert durable < SAVED_STEPS
+    _restore(train, alone, durable)
+    assert [event["tier"] for event in train.resumed(alone)] == ["disk"]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("durable", [False, True], ids=["only-in-memory", "durable-too"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_one_machines_image_is_damaged(stage: Stage, truth: Get, kind: str, durable: bool, rank: int) -> None:
+    """Whichever machine's it is, all take the same: that step from the run's place, or else the one before, which is
+    whole in their memory."""
+    world = SAVED[kind]
+    train = Train(stage)
+    train.killed(world, save=(2, SAVED_STEPS) if durable else (2,))
+    train.spoil_memory(rank)
+    assert (train.committed()[-1] == SAVED_STEPS) == durable
+    told = _restore(train, world, SAVED_STEPS if durable else SAVED_STEPS - 1)
+    _assert_goes_on(train, told, world, truth(stage, world))
+    assert [event["tier"] for event in train.resumed(world)] == ["disk" if durable else "ram"] * 2
