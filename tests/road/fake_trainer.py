@@ -49,6 +49,9 @@ class Trainer:
         self._sock: socket.socket | None = None
         self._rank = 0
         self._world_size = 1
+        self._local_rank = 0
+        self._local_world_size = 1
+        self._round: dict[str, Any] = {}
         self._sizes = {SHARED: 6000, OWN: 9000}
         self._number = 0
         self._answers: dict[int, tuple[dict[str, Any], list[int]]] = {}
@@ -63,9 +66,17 @@ class Trainer:
 
     # ------------------------------------------------------------------ commands
 
-    def open(self, socket: str, rank: int, world_size: int, own_bytes: int | None = None) -> dict[str, Any]:
-        """Say hello, load what the agent hands over, and say so."""
+    def open(
+        self, socket: str, rank: int, world_size: int, own_bytes: int | None = None, nodes: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Say hello, load what the agent hands over, and say so.
+
+        `nodes`: if there are several, `round`: its name, `first`: the first rank here, `here`: how many there are here.
+        """
         self._rank, self._world_size, self._path = rank, world_size, socket
+        self._local_rank = rank - (nodes["first"] if nodes is not None else 0)
+        self._local_world_size = nodes["here"] if nodes is not None else world_size
+        self._round = {"round": nodes["round"], "meet": "127.0.0.1"} if nodes is not None else {}
         if own_bytes is not None:
             self._sizes[OWN] = own_bytes
         self._sock = wire.connect(self._path, 10.0)
@@ -139,6 +150,10 @@ class Trainer:
         assert self._board is not None
         return {word.name: self._board.node(word) for word in NodeWord}
 
+    def pins(self) -> Any:
+        """Slots that somebody reads, or is to read."""
+        return sorted(self._pins)
+
     # ------------------------------------------------------------------ staging
 
     def _make_plan(self) -> None:
@@ -160,7 +175,7 @@ class Trainer:
         assert self._board is not None
         while True:
             views = [SlotView(step, slot in self._pins) for slot, step in enumerate(self._steps)]
-            free = reusable(views, self._board.sealed_on_all(self._generation, self._world_size))
+            free = reusable(views, self._board.sealed_on_all(self._generation, self._local_world_size))
             if free:
                 return free[0]
             self._pump(TICK_S)
@@ -211,10 +226,11 @@ class Trainer:
             "role": "trainer",
             "rank": self._rank,
             "world_size": self._world_size,
-            "local_rank": self._rank,
-            "local_world_size": self._world_size,
+            "local_rank": self._local_rank,
+            "local_world_size": self._local_world_size,
             "incarnation": self._incarnation,
             "reconnect": reconnect,
+            **self._round,
         }
 
     def _ask(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -272,7 +288,7 @@ class Trainer:
 
     def obey(self) -> None:
         board = self._board
-        if board is not None and board.rank(self._rank, RankWord.STOP) == self._incarnation:
+        if board is not None and board.rank(self._local_rank, RankWord.STOP) == self._incarnation:
             superseded = board.node(NodeWord.SUPERSEDED)
             os._exit(SUPERSEDED if superseded else EVICTED if board.node(NodeWord.NOTICE) else 1)
 
@@ -287,7 +303,7 @@ class Trainer:
 
     def _set(self, word: RankWord, value: int) -> None:
         assert self._board is not None
-        self._board.set_rank(self._rank, word, value)
+        self._board.set_rank(self._local_rank, word, value)
 
 
 def _part_of(plan: Plan, rank: int, name: str, image: tuple[int, int, int]) -> bytes:
@@ -308,6 +324,7 @@ def main(commands: socket.socket) -> int:
         "bye": trainer.bye,
         "reconnect": trainer.reconnect,
         "words": trainer.words,
+        "pins": trainer.pins,
     }
     while True:
         ready, _, _ = select.select([s for s in (commands, trainer.sock) if s is not None], [], [], TICK_S)

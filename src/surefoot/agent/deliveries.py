@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from surefoot.agent.memory import ImageSet
+from surefoot.agent.speed import Transfer
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Shard
@@ -38,6 +39,8 @@ class Delivery:
     not_before_s: float = 0.0
     committed: bool = False
     """What is left to do (copies, retention) must not make it be shipped again."""
+    transfer: Transfer | None = None
+    """The last try at uploading its parts."""
 
     @classmethod
     def of(cls, images: ImageSet, trigger: str, name: str) -> Delivery:
@@ -48,6 +51,29 @@ class Delivery:
     @property
     def complete(self) -> bool:
         return len(self.parts) == self.num_parts
+
+    @property
+    def whole_here(self) -> bool:
+        """Nothing is left to be done for it on this node, but to commit."""
+        return len(self.shipped) == self.num_parts
+
+    @property
+    def plan(self) -> str:
+        """Of a complete one."""
+        return next(iter(self.parts.values()))[0].plan_hash
+
+    def begin_transfer(self) -> Transfer:
+        self.transfer = Transfer(self._unshipped_bytes())
+        return self.transfer
+
+    def left_bytes(self, bytes_per_s: float) -> int:
+        """What is still to be uploaded of it from here, at a link of that speed."""
+        unshipped_bytes = self._unshipped_bytes()
+        return min(unshipped_bytes, self.transfer.left_bytes(bytes_per_s)) if self.transfer else unshipped_bytes
+
+    def _unshipped_bytes(self) -> int:
+        parts = [part for rank, part in self.parts.items() if rank not in self.shipped]
+        return sum(segment.geometry.image_bytes for segment, _slot, _seq in parts)
 
     @property
     def preempts(self) -> bool:
@@ -80,6 +106,7 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._waiting: list[Delivery] = []
+        self._favoured = ""
         self.running: Delivery | None = None
 
     @property
@@ -99,9 +126,23 @@ class Deliveries:
             self._waiting.remove(delivery)
 
     def next(self) -> Delivery | None:
-        """The most urgent whole one; of equally urgent ones the newest."""
+        """The favoured one, else the most urgent whole one; of equally urgent ones the newest."""
         ready = [delivery for delivery in self._waiting if delivery.complete]
-        return min(ready, key=lambda d: (_URGENCY[d.trigger], -d.at.step), default=None)
+        return min(ready, key=lambda d: (d.name != self._favoured, _URGENCY[d.trigger], -d.at.step), default=None)
+
+    def favour(self, name: str) -> None:
+        """That one comes before all others, until it has failed once."""
+        self._favoured = name
+
+    def failed(self, delivery: Delivery) -> None:
+        """It waits to be tried again, as urgent as its like."""
+        if delivery.name == self._favoured:
+            self._favoured = ""
+        self.add(delivery)
+
+    def urgent(self) -> bool:
+        """True if one that belongs to an eviction waits."""
+        return any(delivery.preempts and delivery.complete for delivery in self._waiting)
 
     def incomplete(self, at: StepId, trigger: str) -> Delivery | None:
         """The one that still lacks ranks' images of that step."""

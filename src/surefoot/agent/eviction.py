@@ -75,11 +75,11 @@ class Eviction:
         if self.noticed.is_set():
             if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
                 self._deadline_s = deadline_s
+                self._shipper.hurry(deadline_s - self._margin_s)
                 self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
                 self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
             return
         self._set_window(deadline_s)
-        self._shipper.hurry()
         board = self._situation.board
         board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
         board.set_node(NodeWord.NOTICE, 1)
@@ -91,12 +91,12 @@ class Eviction:
         board = self._situation.board
         if board.node(NodeWord.NOTICE):
             self._set_window(board.node(NodeWord.DEADLINE_NS) / 1e9)
-            self._shipper.hurry()
             self.noticed.set()
 
     def _set_window(self, deadline_s: float) -> None:
         self._noticed_s, self._deadline_s = boot_s(), deadline_s
         self._margin_s = min(_MARGIN_S, max(0.0, deadline_s - self._noticed_s) / 4)
+        self._shipper.hurry(deadline_s - self._margin_s)
 
     async def see_through(self) -> bool:
         """Wait for a notice, then for the end of what it starts. True if the newest finished step is safe."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from surefoot.clock import boot_s
 
@@ -13,16 +14,25 @@ class Pacer:
     def __init__(self, max_bytes_per_s: float | None) -> None:
         self._max_bytes_per_s = max_bytes_per_s
         self._free_at_s = 0.0
+        self._released = asyncio.Event()
 
-    async def take(self, size_bytes: int) -> None:
+    async def take(self, size_bytes: int) -> float:
+        """Wait until so many bytes may pass; returns the seconds that they were held back for."""
         if self._max_bytes_per_s is None:
-            return
+            return 0.0
         now_s = boot_s()
         start_s = max(now_s, self._free_at_s)
         self._free_at_s = start_s + size_bytes / self._max_bytes_per_s
         if start_s > now_s:
-            await asyncio.sleep(start_s - now_s)
+            await self._sleep(start_s - now_s)
+        return boot_s() - now_s
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._released.wait()
 
     def release(self) -> None:
-        """No cap any more: an eviction needs every byte per second there is."""
+        """No cap any more, not for what is being held back either: an eviction needs every byte per second there is."""
         self._max_bytes_per_s = None
+        self._released.set()

@@ -18,6 +18,7 @@ from surefoot.agent.books import Books
 from surefoot.agent.image_hash import ImageHash
 from surefoot.agent.memory import Held, ImageSet
 from surefoot.agent.pacer import Pacer
+from surefoot.agent.speed import Transfer
 from surefoot.board import Phase
 from surefoot.core.commit import make_manifest
 from surefoot.core.layout import ShardId
@@ -59,6 +60,7 @@ class Pipeline:
         plan: Plan,
         override: dict[str, Any],
         shipped: dict[int, Shard],
+        transfer: Transfer,
     ) -> None:
         """Write this node's shards of one step, and acknowledge them.
 
@@ -68,6 +70,7 @@ class Pipeline:
             override: fields that replace those of the ranks' records (why the agent ships by itself).
             shipped: by rank, what an earlier try of these very images acknowledged; this one's is added. A tier that is
                 nearly full, or fails now and then, need not take a shard twice.
+            transfer: is told what is handed to the tier.
 
         Raises:
             CorruptError: what was streamed does not match the hash: the image is bad.
@@ -79,7 +82,7 @@ class Pipeline:
             async with asyncio.TaskGroup() as group:
                 for part in images.parts:
                     if part.segment.rank not in shipped:
-                        group.create_task(self._ship_shard(part, override, shipped))
+                        group.create_task(self._ship_shard(part, override, shipped, transfer))
         except* (CorruptError, OSError) as errors:
             raise _first(errors) from None
         finally:
@@ -125,7 +128,9 @@ class Pipeline:
             chunks = stream(part, xxhash.xxh3_128(), Pacer(None))
             await self._disks.put_stream(shard.key, chunks, size_bytes)
 
-    async def _ship_shard(self, part: Held, override: dict[str, Any], shipped: dict[int, Shard]) -> None:
+    async def _ship_shard(
+        self, part: Held, override: dict[str, Any], shipped: dict[int, Shard], transfer: Transfer
+    ) -> None:
         record = {**part.record(), **override}
         shard = Shard(
             # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
@@ -137,7 +142,8 @@ class Pipeline:
         )
         digest = ImageHash()
         async with self._slots:
-            await self._books.tier.put_stream(shard.key, stream(part, digest, self._pacer), shard.size_bytes)
+            chunks = stream(part, digest, self._pacer, transfer)
+            await self._books.tier.put_stream(shard.key, chunks, shard.size_bytes)
         if digest.hexdigest() != part.image_hash or not part.unchanged():
             await self._books.tier.delete([shard.key])
             raise CorruptError(
@@ -169,12 +175,16 @@ class Digest(Protocol):
     def update(self, data: memoryview, /) -> None: ...
 
 
-async def stream(part: Held, digest: Digest, pacer: Pacer) -> AsyncIterator[memoryview]:
-    """An image in chunks; `digest` sees exactly what is handed out."""
+async def stream(
+    part: Held, digest: Digest, pacer: Pacer, transfer: Transfer | None = None
+) -> AsyncIterator[memoryview]:
+    """An image in chunks; `digest` sees exactly what is handed out, `transfer` how much of it."""
     image = part.segment.image(part.sealed.slot)
     for start in range(0, len(image), CHUNK_BYTES):
         chunk = image[start : start + CHUNK_BYTES]
-        await pacer.take(len(chunk))
+        held_s = await pacer.take(len(chunk))
+        if transfer is not None:
+            transfer.handed(len(chunk), held_s)
         if len(chunk) <= _INLINE_HASH_BYTES:
             digest.update(chunk)
             yield chunk

@@ -14,14 +14,18 @@ from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
+from surefoot.agent.outcomes import Outcomes
 from surefoot.agent.peers import Peers
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
+from surefoot.agent.precedence import Newest, Precedence
 from surefoot.agent.situation import Situation
+from surefoot.agent.speed import Speed
 from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.core.documents import Fields
+from surefoot.core.emergency import Forecast, Rest
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest
 from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
@@ -33,7 +37,6 @@ _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _RETENTION_EVERY_S = 5.0
-_OUTCOMES_KEPT = 32
 _CHOOSE_WITHIN_S = 10.0
 _ENSURE_S = 60.0
 """Given to all ranks to seal the last step, when nothing is being shipped."""
@@ -74,9 +77,7 @@ class Shipper:
         self._task: asyncio.Task[None] | None = None
         """At work on the running delivery."""
         self._wake = asyncio.Event()
-        self._outcomes: dict[StepId, str | None] = {}
-        """How the last deliveries ended, for who asks late."""
-        self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
+        self._outcomes = Outcomes()
         self._periodic = asyncio.Event()
         self._due_s = 0.0
         self._retained_s = 0.0
@@ -87,7 +88,11 @@ class Shipper:
         """Pins that nobody needs."""
         self._spawn = spawn
         self.rate_bytes_per_s = 0.0
-        """Measured speed of the last delivery; 0 before there is one."""
+        """At which the last delivery went, from hashing to the commit, pauses included; 0 before there is one."""
+        self._speed = Speed()
+        self._upload_until_s: float | None = None
+        """When an eviction's uploads must be done."""
+        self._precedence = Precedence(fleet, journal, self._forecast)
         fleet.answer("ship newest", self._asked_to_ship_newest)
         fleet.hear("ship", self._hear_order)
 
@@ -108,8 +113,7 @@ class Shipper:
             self._deliveries.add(delivery)
         delivery.parts[segment.rank] = (segment, slot, seq)
         if delivery.complete:
-            self._preempt_for(delivery)
-            self._wake.set()
+            self._whole(delivery)
 
     async def passed(self, rank: int, at: StepId) -> None:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
@@ -141,20 +145,20 @@ class Shipper:
     def _ship(self, images: ImageSet, trigger: str, name: str) -> None:
         delivery = Delivery.of(images, trigger, name)
         self._deliveries.add(delivery)
-        self._preempt_for(delivery)
+        self._whole(delivery)
+
+    def _whole(self, delivery: Delivery) -> None:
+        """All of this node's parts of it are here."""
+        if delivery.preempts:
+            self._spawn(self._take_precedence(delivery))
         self._wake.set()
 
-    def wait(self, at: StepId) -> asyncio.Future[str | None]:
-        """Resolves when that step is committed (None) or given up (why)."""
-        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    async def wait(self, at: StepId) -> str | None:
+        """Wait until that step is committed (None) or given up (why)."""
         if self._situation.committed == at:
-            future.set_result(None)
-        elif not self._deliveries.delivering(at):
-            # Nobody is at work on it any more, so nobody would ever answer.
-            future.set_result(self._outcomes.get(at, f"step {at.step} is not being saved"))
-        else:
-            self._waiters.setdefault(at, []).append(future)
-        return future
+            return None
+        # What nobody is at work on any more nobody would ever answer for.
+        return await self._outcomes.wait(at) if self._deliveries.delivering(at) else self._outcomes.of(at)
 
     async def ensure(self, step: int) -> str | None:
         """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
@@ -232,8 +236,9 @@ class Shipper:
         except TimeoutError:
             return
 
-    def hurry(self) -> None:
-        """An eviction needs every byte per second there is."""
+    def hurry(self, until_s: float) -> None:
+        """An eviction needs every byte per second there is; what is not uploaded until `until_s` is lost."""
+        self._upload_until_s = until_s
         self._pipeline.hurry()
 
     def pinned(self) -> list[tuple[Segment, int]]:
@@ -285,11 +290,15 @@ class Shipper:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._spare:
-                rank, part = self._spare.pop()
-                await self._pins.unpin(rank, *part)
+            await self._release_spare()
             while (delivery := self._deliveries.next()) is not None:
                 await self._work_on(delivery)
+                await self._release_spare()
+
+    async def _release_spare(self) -> None:
+        while self._spare:
+            rank, part = self._spare.pop()
+            await self._pins.unpin(rank, *part)
 
     async def _work_on(self, delivery: Delivery) -> None:
         self._deliveries.remove(delivery)
@@ -319,7 +328,9 @@ class Shipper:
                 return
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
-            await self._pipeline.ship(images, plan, override, delivery.shipped)
+            transfer = delivery.begin_transfer()
+            await self._pipeline.ship(images, plan, override, delivery.shipped, transfer)
+            self._speed.note(transfer)
             current = self._situation.generation
             manifest = await self._commits.commit(delivery.name, delivery.at, delivery.shipped, current)
         except CorruptError as error:
@@ -339,7 +350,7 @@ class Shipper:
     async def _committed(
         self, delivery: Delivery, images: ImageSet, manifest: Manifest, took_s: float, started_ns: int
     ) -> None:
-        self.rate_bytes_per_s = manifest.size_bytes / max(took_s, 1e-6)
+        self.rate_bytes_per_s = images.size_bytes / max(took_s, 1e-6)
         staged_ns = min(part.sealed.staged_ns for part in images.parts)
         delivery.committed = True
         self._situation.note_commit(manifest.at, self._pipeline.tier_name, staged_ns)
@@ -352,8 +363,8 @@ class Shipper:
             trigger=manifest.trigger,
             tag=manifest.tag,
         )
-        self._resolve(delivery.at, None)
-        if self._copies and delivery.trigger not in ("emergency", "agent"):
+        self._outcomes.resolve(delivery.at, None)
+        if self._copies and not delivery.preempts and not self._deliveries.urgent():
             await self._copy(images, manifest)
         await self._unpin(delivery)
         self._due_s = next_start(self._cadence, started_ns / 1e9, boot_s(), manifest.size_bytes)
@@ -409,7 +420,7 @@ class Shipper:
             await self._give_up(delivery, str(error))
             return
         delivery.not_before_s = boot_s() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**delivery.attempt)
-        self._deliveries.add(delivery)
+        self._deliveries.failed(delivery)
         self._wake.set()
 
     async def _make_space(self) -> None:
@@ -427,7 +438,7 @@ class Shipper:
     async def _give_up(self, delivery: Delivery, why: str) -> None:
         self._deliveries.remove(delivery)
         self._commits.give_up(delivery.name, why)
-        self._resolve(delivery.at, why)
+        self._outcomes.resolve(delivery.at, why)
         await self._unpin(delivery)
         if delivery.trigger == "periodic":
             # Training goes on; a fresher step is taken instead.
@@ -442,34 +453,65 @@ class Shipper:
         self._journal.record("skipped", step=delivery.at.step, why=why)
         await self._give_up(delivery, why)
 
+    # ------------------------------------------------------------------ what is under way when an eviction comes
+
+    def _forecast(self, newest: Newest) -> Forecast:
+        """What this node knows of the uploads that an eviction is to decide on."""
+        bytes_per_s = self._speed.bytes_per_s
+        rests = [
+            Rest(delivery.name, delivery.at, delivery.left_bytes(bytes_per_s))
+            for delivery in self._deliveries.all()
+            if delivery.complete and not delivery.preempts and not delivery.committed and delivery.at < newest.at
+        ]
+        left_s = None if self._upload_until_s is None else self._upload_until_s - boot_s()
+        newest_bytes = self._bytes_of(newest)
+        return Forecast(newest_bytes, bytes_per_s, left_s, tuple(rests), self._situation.committed)
+
+    def _bytes_of(self, newest: Newest) -> int:
+        """Its images have not all been taken yet, perhaps; how large they are the plan says."""
+        segments = [segment for segment in self._memory.segments if segment.plan_hash == newest.plan]
+        return sum({segment.rank: segment.geometry.image_bytes for segment in segments}.values())
+
+    async def _take_precedence(self, delivery: Delivery) -> None:
+        """What is older is interrupted, unless it fits into the time left and this does not."""
+        first = await self._precedence.first(Newest(delivery.name, delivery.at, delivery.plan))
+        if first is not None:
+            self._deliveries.favour(first)
+        running = self._deliveries.running
+        # What is committed is only copied to local drives any more.
+        if delivery in self._deliveries.waiting and (first is None or (running is not None and running.committed)):
+            self._preempt_for(delivery)
+
     def _preempt_for(self, delivery: Delivery) -> None:
-        # An eviction leaves no time to finish what is older anyway.
         running, task = self._deliveries.running, self._task
-        if running is None or task is None or not delivery.preempts or running.preempts or running.at >= delivery.at:
+        if running is None or task is None or running.preempts or running.at >= delivery.at:
             return
         task.cancel()
         task.add_done_callback(lambda done: self._preempted(done, running))
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
-        # Shipped again, should there be time left: a waiting save() is not forgotten. An older periodic one is: what
-        # overtook it is newer, and so will be whatever is taken after it.
-        if task.cancelled() and delivery.committed:
+        if not task.cancelled():
+            return
+        if delivery.committed:
             self._spare.extend(delivery.parts.items())
-            self._wake.set()
-        elif task.cancelled() and delivery.trigger != "periodic":
+        elif delivery.trigger == "periodic":
+            # What overtook it is newer, and so will be whatever is taken after it.
+            self._forget(delivery)
+        else:
+            # A waiting save() is not forgotten: it is shipped again, should there be time left.
             self._deliveries.add(delivery)
-            self._wake.set()
+        self._wake.set()
+
+    def _forget(self, delivery: Delivery) -> None:
+        why = "an eviction's newer step took its place"
+        if not delivery.whole_here:
+            # Else the others have all they need from here, and may still commit it.
+            self._commits.give_up(delivery.name, why)
+        self._outcomes.resolve(delivery.at, why)
+        self._spare.extend(delivery.parts.items())
 
     def _under_way(self) -> set[StepId]:
         return {delivery.at for delivery in self._deliveries.all()}
-
-    def _resolve(self, at: StepId, outcome: str | None) -> None:
-        self._outcomes[at] = outcome
-        for old in list(self._outcomes)[:-_OUTCOMES_KEPT]:
-            del self._outcomes[old]
-        for future in self._waiters.pop(at, []):
-            if not future.done():
-                future.set_result(outcome)
 
     async def _unpin(self, delivery: Delivery) -> None:
         for rank, part in delivery.parts.items():

@@ -1,0 +1,49 @@
+"""Deliveries: which of those that wait is the next."""
+
+from __future__ import annotations
+
+from surefoot.agent.deliveries import Deliveries, Delivery
+from surefoot.core.layout import StepId
+
+
+def _delivery(step: int, trigger: str, *, missing: int = 0) -> Delivery:
+    """Of a node with no rank, or of one whose ranks are all missing."""
+    return Delivery(StepId(step, 1), trigger, None, missing, f"{trigger} {step} 1")
+
+
+def _order(waiting: Deliveries) -> list[str]:
+    names = []
+    while (delivery := waiting.next()) is not None:
+        waiting.remove(delivery)
+        names.append(delivery.name)
+    return names
+
+
+def test_the_most_urgent_goes_first() -> None:
+    """What belongs to an eviction, then what somebody waits for, then the rest; of equals the newest; never what is not
+    whole yet."""
+    waiting = Deliveries()
+    for delivery in (
+        _delivery(1, "periodic"),
+        _delivery(2, "periodic"),
+        _delivery(3, "manual"),
+        _delivery(4, "agent"),
+        _delivery(5, "emergency", missing=1),
+    ):
+        waiting.add(delivery)
+    assert waiting.urgent()
+    assert _order(waiting) == ["agent 4 1", "manual 3 1", "periodic 2 1", "periodic 1 1"]
+    assert not waiting.urgent()
+
+
+def test_a_favoured_one_goes_first_until_it_fails() -> None:
+    """An older step that is to be finished before an eviction's newest is next, but holds nothing up by failing."""
+    waiting = Deliveries()
+    older, newest = _delivery(7, "periodic"), _delivery(9, "emergency")
+    for delivery in (older, newest):
+        waiting.add(delivery)
+    waiting.favour(older.name)
+    assert waiting.next() is older
+    waiting.remove(older)
+    waiting.failed(older)
+    assert _order(waiting) == [newest.name, older.name]
