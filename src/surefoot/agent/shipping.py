@@ -76,6 +76,7 @@ class Shipper:
         self._deliveries = Deliveries()
         self._task: asyncio.Task[None] | None = None
         """At work on the running delivery."""
+        self._interrupted: Delivery | None = None
         self._wake = asyncio.Event()
         self._outcomes = Outcomes()
         self._periodic = asyncio.Event()
@@ -486,10 +487,15 @@ class Shipper:
         running, task = self._deliveries.running, self._task
         if running is None or task is None or running.preempts or running.at >= delivery.at:
             return
+        if running is self._interrupted:
+            # It takes a moment to end: what the tier has begun is taken back.
+            return
+        self._interrupted = running
         task.cancel()
         task.add_done_callback(lambda done: self._preempted(done, running))
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
+        self._interrupted = None
         if not task.cancelled():
             return
         if delivery.committed:
