@@ -320,7 +320,8 @@ def test_restored_from_drives_of_the_nodes_own(stage: Stage, truth: Get, kind: s
     if restored == saved:
         _assert_goes_on(train, told, restored, truth(stage, restored))
     places = {name for event in train.resumed(restored) for name in event["reads"]["by_place"]}
-    assert (places == {"disk"}) if gone else ("disk copy" in places)
+    # What the machine that is left has near of the step before, and the rest from the run's place.
+    assert places == {"disk copy", "disk"} if gone else places >= {"disk copy"}
 
 
 @pytest.mark.campaign
