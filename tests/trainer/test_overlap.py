@@ -26,7 +26,8 @@ class Watched:
     """A run whose sealed slots are compared, byte by byte, with what the state was at their boundaries."""
 
     def __init__(self, place: Path, **objects: Any) -> None:
-        self.run = surefoot.Run(place, **objects)
+        # One save at the beginning: an agent that is slow to let go of a second slot would have steps left out.
+        self.run = surefoot.Run(place, interval_s=600, **objects)
         self._truth: dict[int, dict[str, torch.Tensor]] = {}
         self.sealed: set[int] = set()
         self.changing: set[str] = set()

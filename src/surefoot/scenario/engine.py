@@ -371,7 +371,7 @@ def _target(job: Job, event: Event) -> int | None:
         return job.trainer_pid(event.rank or 0)
     if event.kind is Kind.KILL_AGENT:
         return job.agent_pid()
-    return job.supervisor.pid if job.supervisor is not None and job.supervisor.poll() is None else None
+    return job.noticed_pid(event.rank or 0)
 
 
 def _ended(job: Job) -> str:

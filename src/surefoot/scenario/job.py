@@ -115,6 +115,10 @@ class Job:
         """Whether this end is that of an eviction, after which the same command is started again."""
         return code == EVICTED
 
+    def noticed_pid(self, _rank: int) -> int | None:
+        """The process that is told of an eviction, if it lives."""
+        return self.supervisor.pid if self.supervisor is not None and self.supervisor.poll() is None else None
+
     def members(self) -> list[int]:
         """Every live process of this job."""
         return find_marked(self._mark)

@@ -1,7 +1,8 @@
 """The training script of the eviction tests: small, with data loader workers, and with places to get stuck in.
 
 Arguments: steps, log file. A step whose number stands in STUCK_AT never ends by itself: it waits for the file GO.
-With several ranks only the last one gets stuck, so that the others sit in a collective.
+With several ranks only the last one gets stuck, so that the others sit in a collective. At the step HOLD_AT the first
+start waits for a notice, so that none comes too late.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import surefoot
 def main() -> None:
     total, log = int(sys.argv[1]), Path(sys.argv[2])
     stuck_at = int(os.environ.get("STUCK_AT", "-1"))
+    hold_at = int(os.environ.get("HOLD_AT", "-1"))
     workers = int(os.environ.get("LOADER_WORKERS", "0"))
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     torch.manual_seed(3)
@@ -43,6 +45,9 @@ def main() -> None:
                 Path(os.environ["STUCK_FILE"]).touch()
                 while not Path(os.environ["GO"]).exists():
                     time.sleep(0.01)
+            if step == hold_at and run.generation == 1:
+                while not run.evicting:
+                    time.sleep(0.001)
             loss = (model(ids[:, None].expand(-1, 64) / 400) - 1).pow(2).mean()
             optimizer.zero_grad()
             loss.backward()

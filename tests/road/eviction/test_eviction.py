@@ -78,7 +78,7 @@ def test_whoever_is_told_the_step_is_safe(
     evicted: Start, tmp_path: Path, undisturbed: list[dict[str, Any]], told: Callable[[Evicted], None]
 ) -> None:
     """Each way of announcing an eviction ends in one committed step, exit code 75 and an exact resume."""
-    run = evicted(options=["--grace", "60", "--watch", str(tmp_path / "evict-me")], LOADER_WORKERS="2")
+    run = evicted(options=["--grace", "60", "--watch", str(tmp_path / "evict-me")], LOADER_WORKERS="2", HOLD_AT="50")
     run.wait_for_steps(15)
     told(run)
     _check_safe(run, run.wait_for_end())
@@ -87,7 +87,7 @@ def test_whoever_is_told_the_step_is_safe(
 
 def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while an upload is under way: the newest step is committed all the same."""
-    run = evicted(options=["--grace", "60", "--interval", "0", "--max-mb-per-s", "0.02"])
+    run = evicted(options=["--grace", "60", "--interval", "0", "--max-mb-per-s", "0.02"], HOLD_AT="50")
     run.wait_for_steps(5)
     run.wait_for("flushing", lambda: run.job.agent_phase() == "flushing")
     _to_supervisor(run)
@@ -107,7 +107,7 @@ def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]
 
 def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while a later start restores: what was safe stays safe, and the start after that is exact."""
-    run = evicted(options=["--grace", "60"])
+    run = evicted(options=["--grace", "60"], HOLD_AT="50")
     run.wait_for_steps(12)
     _to_supervisor(run)
     _check_safe(run, run.wait_for_end())

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -89,10 +89,14 @@ class Job:
 class Warm:
     """The process that forks, and the connection to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, enter: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        """`enter` comes before the command line; `env` is added to the environment of all that is started here."""
         mine, its = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-u", __file__, str(its.fileno())], pass_fds=(its.fileno(),), start_new_session=True
+            [*enter, sys.executable, "-u", __file__, str(its.fileno())],
+            pass_fds=(its.fileno(),),
+            start_new_session=True,
+            env={**os.environ, **(env or {})},
         )
         its.close()
         self._stream = mine.makefile("rw")
@@ -111,6 +115,7 @@ class Warm:
         ranks: int = 1,
         world: int = 0,
         first_rank: int = 0,
+        address: str = "127.0.0.1",
         port: int = 0,
         cwd: Path | None = None,
     ) -> Job:
@@ -124,7 +129,8 @@ class Warm:
             ranks: how many here.
             world: how many in all; 0: these are all.
             first_rank: global rank of the first one here.
-            port: where the ranks meet; 0: a free one.
+            address: where the ranks meet.
+            port: and at which port; 0: a free one.
             cwd: working directory.
         """
         request = {
@@ -135,6 +141,7 @@ class Warm:
             "ranks": ranks,
             "world": world or ranks,
             "first_rank": first_rank,
+            "address": address,
             "port": port or free_port(),
             "cwd": str(cwd or output.parent),
         }
@@ -142,6 +149,11 @@ class Warm:
         pid = self._read_answer()["pid"]
         self._pids.add(pid)
         return Job(pid, output, self._poll)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that forks."""
+        return self._process.pid
 
     def kill_all(self) -> None:
         """End the launches that are still there, their ranks included."""
@@ -259,7 +271,7 @@ def _become_ranks(request: dict[str, Any]) -> None:
                 LOCAL_RANK=str(rank),
                 WORLD_SIZE=str(request["world"]),
                 LOCAL_WORLD_SIZE=str(request["ranks"]),
-                MASTER_ADDR="127.0.0.1",
+                MASTER_ADDR=request["address"],
                 MASTER_PORT=str(request["port"]),
                 OMP_NUM_THREADS="1",
             )

@@ -1,0 +1,326 @@
+"""Schedules of faults on several nodes: drawn from a seed, carried out, judged, shrunk.
+
+schedules.py --seeds FIRST COUNT [--nodes N] [--shrink]     draw and run these
+schedules.py --events FILE --seed N                         run one that was written down
+
+One line of JSON a schedule on stdout. The process goes into a network of its own if the machine allows it; else links
+are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster, script_command
+
+from surefoot.agent.books import Books
+from surefoot.core.layout import StepId
+from surefoot.home import base_directory
+from surefoot.s3_server import S3Server
+from surefoot.scenario.engine import Outcome, Scenario
+from surefoot.scenario.events import LASTING, Event, Kind, draw
+from surefoot.scenario.job import Node
+from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
+from surefoot.scenario.machines import Machines, machines
+from surefoot.scenario.network import can_isolate, is_isolated, isolate
+from surefoot.scenario.verdict import judge
+from surefoot.tiers.open import open_tier
+
+SCRIPT = Path(__file__).with_name("campaign_script.py")
+STEPS = 400
+FIRST_STEP, LAST_STEP = 20, 330
+BREATH_STEPS = 10
+_PATIENCE_S = 180.0
+_TRAINER = ("training", "filling", "sealed")
+_AGENT = ("idle", "flushing", "committing")
+_PHASES = {
+    Kind.EVICT: _TRAINER[:2],
+    Kind.KILL_WORKER: (*_TRAINER, "restoring"),
+    Kind.KILL_GROUP: _TRAINER,
+    Kind.KILL_AGENT: _AGENT,
+    Kind.KILL_ALL: (*_TRAINER, *_AGENT[1:]),
+    Kind.KILL_JOB: (*_TRAINER, *_AGENT[1:]),
+    Kind.ROT: ("training", "flushing"),
+    Kind.PAUSE: _TRAINER,
+    Kind.CUT: (*_TRAINER, "flushing"),
+    Kind.SLOW: ("training", "flushing"),
+    Kind.STORE_CUT: ("training", "flushing"),
+    Kind.STORE_SLOW: ("training", "flushing"),
+    Kind.FULL_DISK: ("training", "flushing"),
+}
+_OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
+_LASTS_S = (1.0, 6.0, 20.0)
+"""Too short to be noticed; noticed; longer than a silent node is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a seed decides beside the events."""
+
+    seed: int
+    kind: str
+    object_store: bool
+    nodes: int
+    ranks: int = 1
+    steps: int = STEPS
+
+    @classmethod
+    def of(cls, seed: int, nodes: int) -> Setting:
+        return cls(seed, ("ddp", "fsdp")[seed % 2], seed // 2 % 2 == 1, nodes)
+
+
+def schedule(setting: Setting, *, links: bool) -> list[Event]:
+    """One to four events, by the seed alone."""
+    rng = random.Random(f"schedule {setting.seed}")
+    able = [kind for kind in _PHASES if _is_able(kind, setting, links=links)]
+    kinds = [rng.choice(able) for _ in range(rng.randint(1, 4))]
+    span = (LAST_STEP - FIRST_STEP) // len(kinds)
+    wanted = [
+        Event(
+            kind=kind,
+            phase=rng.choice(_PHASES[kind]),
+            step=FIRST_STEP + number * span,
+            latest=FIRST_STEP + (number + 1) * span - 30,
+            rank=None,
+            node=None,
+            lasts_s=rng.choice(_LASTS_S) if kind in LASTING else 0.0,
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    # Only the first node's agent commits, as long as it lives.
+    return [
+        replace(event, node=0) if event.phase == "committing" else event
+        for event in draw(wanted, rng, setting.ranks, setting.nodes)
+    ]
+
+
+def _is_able(kind: Kind, setting: Setting, *, links: bool) -> bool:
+    if kind is Kind.FULL_DISK:
+        return False  # needs a file system of the node's own
+    if kind in (Kind.STORE_CUT, Kind.STORE_SLOW):
+        return links and setting.object_store
+    return links or kind not in _OF_LINKS
+
+
+class Place:
+    """Where schedules run: memory, output, stores."""
+
+    def __init__(self, root: Path, memory: Path, hosts: Machines, server: S3Server) -> None:
+        self._root = root
+        self._memory = memory
+        self._hosts = hosts
+        self._server = server
+        self._undisturbed: dict[tuple[str, int, int], Path] = {}
+        self._runs = 0
+
+    def run(
+        self,
+        setting: Setting,
+        events: Sequence[Event],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        keep: bool = False,
+    ) -> dict[str, Any]:
+        """Run one schedule; returns what came of it.
+
+        Args:
+            setting: what is trained.
+            events: what befalls it.
+            settings: of the run, beside the defaults.
+            keep: keep the logs even if all is well.
+        """
+        self._runs += 1
+        place = self._root / f"seed{setting.seed}-{self._runs}"
+        calm = self._calm(setting)
+        outcome = self._play(DISTURBED, setting, events, place, settings or {})
+        parts = [*(place / "lines").iterdir(), *calm.iterdir()]
+        gather(parts, place / "log.jsonl")
+        lines = read(place / "log.jsonl")
+        verdict = judge(lines, outcome.strikes, steps=setting.steps, num_ranks=setting.nodes * setting.ranks)
+        problems = [*outcome.problems, *verdict.problems]
+        kept = keep or bool(problems)
+        if not kept:
+            shutil.rmtree(place)
+        return {
+            "seed": setting.seed,
+            "kind": setting.kind,
+            "store": "object" if setting.object_store else "disk",
+            "verdict": "FAIL" if problems else "PASS",
+            "bit_identical": verdict.bit_identical,
+            "events": [event.to_json() for event in events],
+            "recoveries": [
+                [strike.at_step, recovery.resumed_from, recovery.redone_steps, recovery.seconds_to_new_step]
+                for strike, recovery in zip(outcome.strikes, verdict.recoveries, strict=True)
+            ],
+            "problems": problems,
+            "place": str(place) if kept else None,
+        }
+
+    def _calm(self, setting: Setting) -> Path:
+        """Lines of undisturbed training, which are those of every seed of its kind and size."""
+        key = (setting.kind, setting.nodes, setting.steps)
+        if key not in self._undisturbed:
+            place = self._root / f"calm-{setting.kind}-{setting.nodes}-{setting.steps}"
+            outcome = self._play(UNDISTURBED, setting, [], place, {})
+            if outcome.problems:
+                raise AssertionError("\n".join(outcome.problems))
+            self._undisturbed[key] = place / "lines"
+        return self._undisturbed[key]
+
+    def _play(
+        self, name: str, setting: Setting, events: Sequence[Event], place: Path, settings: Mapping[str, Any]
+    ) -> Outcome:
+        (place / "lines").mkdir(parents=True)
+        uri = self._server.url(place.name) if setting.object_store else str(place / "run")
+        cluster = Cluster(self._hosts, setting.ranks)
+        nodes = [self._node(name, setting, uri, place, settings, number) for number in range(setting.nodes)]
+        try:
+            return Scenario(
+                nodes,
+                events,
+                num_ranks=setting.ranks,
+                newest_durable=lambda: asyncio.run(_newest_durable(uri)),
+                damage=lambda: asyncio.run(_damage(uri, random.Random(setting.seed))),
+                store_link=self._hosts.store,
+                make_job=cluster.job,
+                breath_steps=BREATH_STEPS,
+                patience_s=_PATIENCE_S,
+            ).run()
+        finally:
+            cluster.close()
+
+    def _node(
+        self, name: str, setting: Setting, uri: str, place: Path, settings: Mapping[str, Any], number: int
+    ) -> Node:
+        memory = self._memory / f"node{number}"
+        memory.mkdir(exist_ok=True, mode=0o700)
+        options = {"steps": setting.steps, "kind": setting.kind, "log": place / "lines", "name": name, "to": uri}
+        options["settings"] = dict(settings)
+        return Node(
+            name=f"node{number}",
+            command=script_command(SCRIPT, options),
+            memory=memory,
+            output=place,
+            environment={"XDG_STATE_HOME": str(place / "state")},
+            link=self._hosts.link(number),
+        )
+
+
+async def _newest_durable(uri: str) -> int:
+    """Newest committed step whose objects are all sound."""
+    books = Books(open_tier(uri))
+    try:
+        for at in reversed(await books.commits()):
+            manifest = await books.manifest(at)
+            if manifest is not None and not await _is_damaged(books, at):
+                return at.step
+        return 0
+    finally:
+        await books.tier.close()
+
+
+_damaged: set[tuple[str, StepId]] = set()
+
+
+async def _is_damaged(books: Books, at: StepId) -> bool:
+    return (books.tier.uri, at) in _damaged
+
+
+async def _damage(uri: str, rng: random.Random) -> None:
+    """Flip a byte of a shard of the newest committed step."""
+    books = Books(open_tier(uri))
+    try:
+        commits = await books.commits()
+        if not commits:
+            return
+        manifest = await books.manifest(commits[-1])
+        assert manifest is not None
+        shard = rng.choice(manifest.shards)
+        data = bytearray(await books.tier.get(shard.key))
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        await books.tier.delete([shard.key])
+        await books.tier.put(shard.key, bytes(data))
+        _damaged.add((books.tier.uri, commits[-1]))
+    finally:
+        await books.tier.close()
+
+
+# ---------------------------------------------------------------------- shrinking
+
+
+def shrink(events: Sequence[Event], fails: Callable[[Sequence[Event]], bool]) -> list[Event]:
+    """Leave out events as long as what is left still fails."""
+    kept = list(events)
+    for event in list(kept):
+        fewer = [other for other in kept if other is not event]
+        if fewer and fails(fewer):
+            kept = fewer
+    return kept
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@contextmanager
+def open_place(num_nodes: int) -> Iterator[Place]:
+    with ExitStack() as stack:
+        root = Path(tempfile.mkdtemp(prefix="surefoot-campaign-"))
+        memory = stack.enter_context(tempfile.TemporaryDirectory(prefix="surefoot-campaign-", dir=base_directory()))
+        hosts = stack.enter_context(machines(num_nodes))
+        server = stack.enter_context(hosts.server())
+        os.environ.update(server.env)
+        yield Place(root, Path(memory), hosts, server)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, nargs=2, default=(0, 1))
+    options.add_argument("--nodes", type=int, default=3)
+    options.add_argument("--events", type=Path)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--shrink", action="store_true")
+    given = options.parse_args()
+    if can_isolate():
+        isolate([sys.executable, *sys.argv])
+    failed = 0
+    with open_place(given.nodes) as place:
+        for setting, events in _wanted(given):
+            told = place.run(setting, events)
+            failed += told["verdict"] != "PASS"
+            print(json.dumps(told), flush=True)
+            if told["verdict"] != "PASS" and given.shrink:
+                few = shrink(events, partial(_fails, place, setting))
+                print(json.dumps({"seed": setting.seed, "shrunk": [event.to_json() for event in few]}), flush=True)
+    return 1 if failed else 0
+
+
+def _fails(place: Place, setting: Setting, events: Sequence[Event]) -> bool:
+    return bool(place.run(setting, events)["verdict"] != "PASS")
+
+
+def _wanted(given: argparse.Namespace) -> Iterator[tuple[Setting, list[Event]]]:
+    if given.events is not None:
+        events = [Event.from_json(data) for data in json.loads(given.events.read_text())]
+        yield Setting.of(given.seed, given.nodes), events
+        return
+    first, count = given.seeds
+    for seed in range(first, first + count):
+        setting = Setting.of(seed, given.nodes)
+        yield setting, schedule(setting, links=is_isolated())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
