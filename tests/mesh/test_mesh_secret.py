@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_it_lies_in_a_bucket_too(s3_env: S3Server) -> None:
             await tier.close()
 
     asyncio.run(story())
+
+
+def test_in_a_directory_only_its_owner_can_read_the_secret(tmp_path: Path) -> None:
+    """Whatever the umask lets others read of the run, the secret is not among it."""
+    before = os.umask(0)
+    try:
+        tier = open_tier(tmp_path / "run")
+        asyncio.run(run_secret(tier))
+        asyncio.run(tier.put_if_absent("run.json", b"{}"))
+    finally:
+        os.umask(before)
+    modes = {name: (tmp_path / "run" / name).stat().st_mode & 0o777 for name in ("secret.json", "run.json")}
+    assert modes == {"secret.json": 0o600, "run.json": 0o666}
 
 
 @pytest.mark.parametrize(

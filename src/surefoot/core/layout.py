@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 RUN_KEY = "run.json"
 SECRET_KEY = "secret.json"  # noqa: S105 - where it lies, not what it is
+PRIVATE_KEYS = frozenset({SECRET_KEY})
+"""In a directory, only the owner may read these."""
 AGENTS = "agents/"
 GENERATIONS = "generations/"
 PLANS = "plans/"

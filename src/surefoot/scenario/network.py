@@ -102,6 +102,8 @@ class Host:
         _run(*self.command(["tc", "qdisc", "del", "dev", "eth0", "root"]))
 
     def close(self) -> None:
+        # Both ends go; with the namespace alone they would some time later.
+        subprocess.run(["ip", "link", "del", "dev", _link(self.name)], capture_output=True, check=False)
         self._keeper.kill()
         self._keeper.wait()
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from surefoot.core.layout import PRIVATE_KEYS
 from surefoot.tiers.disk_tree import Tree
 from surefoot.tiers.syscalls import Syscalls
 
@@ -57,6 +58,9 @@ class FileWriter:
         """Make the temporary file and reserve its space, so that a full disk is known before the first
         byte."""
         self._create()
+        if "/".join((*self._parts, self._name)) in PRIVATE_KEYS:
+            # BEFORE the first byte.
+            self._sys.restrict(self._fd)
         if self._size_bytes:
             _allocate(self._sys, self._fd, self._size_bytes)
         self._direct = direct and _set_direct(self._fd, on=True)

@@ -19,6 +19,10 @@ class Syscalls:
         read."""
         return os.open(name, _CREATE, 0o666, dir_fd=dir_fd)
 
+    def restrict(self, fd: int) -> None:
+        """Only the owner may read or write it."""
+        os.fchmod(fd, 0o600)
+
     def allocate(self, fd: int, size_bytes: int) -> None:
         os.posix_fallocate(fd, 0, size_bytes)
 

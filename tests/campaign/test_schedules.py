@@ -1,0 +1,65 @@
+"""Schedules of faults on several nodes: a few here, hundreds in the campaign. `schedules.py` replays any of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+_EACH = 10
+_IN_ALL = 300
+_EVICTIONS = 67
+"""At each of three windows: 200 in all."""
+
+
+def _run(program: str, *options: object, within_s: float) -> list[dict[str, Any]]:
+    command = [sys.executable, str(HERE / program), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told, done.stderr
+    assert done.returncode == 0, "\n".join(json.dumps(each) for each in told if each.get("problems"))
+    return told
+
+
+def _check(told: list[dict[str, Any]], count: int) -> None:
+    assert [each["verdict"] for each in told] == ["PASS"] * count
+    assert all(each["bit_identical"] for each in told)
+
+
+def _check_evictions(told: dict[str, Any], count: int) -> None:
+    assert told["problems"] == []
+    assert told["bit_identical"]
+    assert told["safe"]
+    assert (told["evictions"], told["measured"], told["redone_steps"]) == (count, count, 0)
+
+
+def test_some_schedules() -> None:
+    """Whatever befalls three nodes, every sample and every loss bit is that of undisturbed training, no committed step
+    is lost, nothing hangs, and nothing is left."""
+    _check(_run("schedules.py", "--seeds", 0, 2, within_s=900), 2)
+
+
+def test_some_evictions() -> None:
+    """Evictions of one job on three nodes: each time the newest finished step is committed, and none is redone."""
+    (told,) = _run("evictions.py", "--count", 3, "--grace", 30, within_s=900)
+    _check_evictions(told, 3)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(0, _IN_ALL, _EACH))
+def test_many_schedules(first: int) -> None:
+    """The same, three hundred times."""
+    _check(_run("schedules.py", "--seeds", first, _EACH, within_s=3600), _EACH)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("seed", "grace_s"), enumerate((30, 10, 5)))
+def test_many_evictions(seed: int, grace_s: float) -> None:
+    """The same, two hundred times, within half a minute, ten and five seconds."""
+    (told,) = _run("evictions.py", "--count", _EVICTIONS, "--grace", grace_s, "--seed", seed, within_s=3600)
+    _check_evictions(told, _EVICTIONS)
