@@ -6,6 +6,7 @@ As a cluster's launcher does: if a launch ends badly all are waited for, and all
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,15 @@ _MOST_LAUNCHES = 25
 _LOOK_EVERY_S = 0.02
 
 
+class Forge:
+    """What a node's launches are forked from, one job after another."""
+
+    def __init__(self, machines: Machines, number: int, memory: Path) -> None:
+        self.memory = memory
+        self.mark = secrets.token_hex(8)
+        self.warm = Warm(machines.command(number, []), {BASE_VARIABLE: str(memory), MARK_VARIABLE: self.mark})
+
+
 class ClusterJob(Job):
     """A node's part in the job. Its launch is the cluster's; its other processes are its own."""
 
@@ -36,8 +46,8 @@ class ClusterJob(Job):
         super().__init__(node)
         self._cluster = cluster
         self._number = number
-        environment = {**node.environment, BASE_VARIABLE: str(node.memory), MARK_VARIABLE: self._mark}
-        self._warm = Warm(cluster.machines.command(number, []), environment)
+        self._mark = cluster.forges[number].mark
+        self._warm = cluster.forges[number].warm
         self._launch: Launch | None = None
         self.wanted = False
         """Asked to be started, and not yet."""
@@ -55,7 +65,7 @@ class ClusterJob(Job):
             Path(script),
             arguments,
             self.output,
-            {},
+            dict(self.node.environment),
             ranks=cluster.num_ranks,
             world=cluster.num_ranks * len(cluster.jobs),
             first_rank=cluster.num_ranks * self._number,
@@ -88,16 +98,13 @@ class ClusterJob(Job):
             wait_for_end(pid)
         return found
 
-    def close(self) -> None:
-        self.kill()
-        self._warm.close()
-
 
 class Cluster:
-    """All nodes' launches."""
+    """All nodes' launches of one job."""
 
-    def __init__(self, machines: Machines, num_ranks: int) -> None:
+    def __init__(self, machines: Machines, forges: Sequence[Forge], num_ranks: int) -> None:
         self.machines = machines
+        self.forges = forges
         self.num_ranks = num_ranks
         self.jobs: list[ClusterJob] = []
         self._codes: dict[ClusterJob, int | None] = {}
@@ -143,10 +150,6 @@ class Cluster:
         for job in self.jobs:
             job.begin(address, port)
         self._codes = dict.fromkeys(self.jobs)
-
-    def close(self) -> None:
-        for job in self.jobs:
-            job.close()
 
 
 def script_command(script: Path, options: dict[str, object]) -> Sequence[str]:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster, script_command
+from cluster import Cluster, Forge, script_command
 
 from surefoot.agent.books import Books
 from surefoot.core.layout import StepId
@@ -40,8 +40,8 @@ from surefoot.scenario.verdict import judge
 from surefoot.tiers.open import open_tier
 
 SCRIPT = Path(__file__).with_name("campaign_script.py")
-STEPS = 400
-FIRST_STEP, LAST_STEP = 20, 330
+STEPS = 240
+FIRST_STEP, LAST_STEP = 10, 210
 BREATH_STEPS = 10
 _PATIENCE_S = 180.0
 _TRAINER = ("training", "filling", "sealed")
@@ -93,7 +93,7 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
             kind=kind,
             phase=rng.choice(_PHASES[kind]),
             step=FIRST_STEP + number * span,
-            latest=FIRST_STEP + (number + 1) * span - 30,
+            latest=FIRST_STEP + (number + 1) * span - 25,
             rank=None,
             node=None,
             lasts_s=rng.choice(_LASTS_S) if kind in LASTING else 0.0,
@@ -118,10 +118,10 @@ def _is_able(kind: Kind, setting: Setting, *, links: bool) -> bool:
 class Place:
     """Where schedules run: memory, output, stores."""
 
-    def __init__(self, root: Path, memory: Path, hosts: Machines, server: S3Server) -> None:
+    def __init__(self, root: Path, hosts: Machines, forges: Sequence[Forge], server: S3Server) -> None:
         self._root = root
-        self._memory = memory
         self._hosts = hosts
+        self._forges = forges
         self._server = server
         self._undisturbed: dict[tuple[str, int, int], Path] = {}
         self._runs = 0
@@ -185,34 +185,29 @@ class Place:
     ) -> Outcome:
         (place / "lines").mkdir(parents=True)
         uri = self._server.url(place.name) if setting.object_store else str(place / "run")
-        cluster = Cluster(self._hosts, setting.ranks)
+        cluster = Cluster(self._hosts, self._forges, setting.ranks)
         nodes = [self._node(name, setting, uri, place, settings, number) for number in range(setting.nodes)]
-        try:
-            return Scenario(
-                nodes,
-                events,
-                num_ranks=setting.ranks,
-                newest_durable=lambda: asyncio.run(_newest_durable(uri)),
-                damage=lambda: asyncio.run(_damage(uri, random.Random(setting.seed))),
-                store_link=self._hosts.store,
-                make_job=cluster.job,
-                breath_steps=BREATH_STEPS,
-                patience_s=_PATIENCE_S,
-            ).run()
-        finally:
-            cluster.close()
+        return Scenario(
+            nodes,
+            events,
+            num_ranks=setting.ranks,
+            newest_durable=lambda: asyncio.run(_newest_durable(uri)),
+            damage=lambda: asyncio.run(_damage(uri, random.Random(setting.seed))),
+            store_link=self._hosts.store,
+            make_job=cluster.job,
+            breath_steps=BREATH_STEPS,
+            patience_s=_PATIENCE_S,
+        ).run()
 
     def _node(
         self, name: str, setting: Setting, uri: str, place: Path, settings: Mapping[str, Any], number: int
     ) -> Node:
-        memory = self._memory / f"node{number}"
-        memory.mkdir(exist_ok=True, mode=0o700)
         options = {"steps": setting.steps, "kind": setting.kind, "log": place / "lines", "name": name, "to": uri}
         options["settings"] = dict(settings)
         return Node(
             name=f"node{number}",
             command=script_command(SCRIPT, options),
-            memory=memory,
+            memory=self._forges[number].memory,
             output=place,
             environment={"XDG_STATE_HOME": str(place / "state")},
             link=self._hosts.link(number),
@@ -282,7 +277,12 @@ def open_place(num_nodes: int) -> Iterator[Place]:
         hosts = stack.enter_context(machines(num_nodes))
         server = stack.enter_context(hosts.server())
         os.environ.update(server.env)
-        yield Place(root, Path(memory), hosts, server)
+        forges = []
+        for number in range(num_nodes):
+            (Path(memory) / f"node{number}").mkdir(mode=0o700)
+            forges.append(Forge(hosts, number, Path(memory) / f"node{number}"))
+            stack.callback(forges[-1].warm.close)
+        yield Place(root, hosts, forges, server)
 
 
 def main() -> int:
