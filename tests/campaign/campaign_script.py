@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import surefoot
 
+_STEP_S, _SLOW_STEP_S = 0.01, 0.4
 WIDTH = 64
 SAMPLES = 96
 
@@ -32,7 +34,8 @@ def main() -> None:
     options.add_argument("--log", type=Path, required=True)
     options.add_argument("--name", required=True)
     options.add_argument("--to", required=True)
-    options.add_argument("--step-s", type=float, default=0.01)
+    options.add_argument("--epoch", type=float, required=True, help="seconds from the epoch to the machine's start")
+    options.add_argument("--pace", type=Path, required=True, help="file with the step from which it goes slowly")
     options.add_argument("--padding-mb", type=float, default=0.0)
     options.add_argument("--settings", type=json.loads, default={})
     given = options.parse_args()
@@ -54,8 +57,8 @@ def train(given: argparse.Namespace) -> None:
             for step, (samples, x) in run.batches(loader, total=given.steps):
                 loss = _step(called, optimizer, x)
                 # So that there is time in which something can happen.
-                time.sleep(given.step_s)
-                log.write(_line(given.name, run.generation, rank, step, samples, loss) + "\n")
+                time.sleep(_SLOW_STEP_S if step >= _read(given.pace) else _STEP_S)
+                log.write(_line(given, run.generation, rank, step, samples, loss) + "\n")
 
 
 def _model(kind: str, padding_mb: float) -> tuple[nn.Module, nn.Module]:
@@ -87,9 +90,15 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tens
     return loss.detach()
 
 
-def _line(name: str, attempt: int, rank: int, step: int, samples: Tensor, loss: Tensor) -> str:
-    line = {"run": name, "attempt": attempt, "rank": rank, "step": step, "samples": samples.tolist()}
-    return json.dumps({**line, "loss_bits": loss.numpy().tobytes().hex(), "t": time.time()})
+def _read(pace: Path) -> int:
+    return int(struct.unpack("q", pace.read_bytes())[0])
+
+
+def _line(given: argparse.Namespace, attempt: int, rank: int, step: int, samples: Tensor, loss: Tensor) -> str:
+    line = {"run": given.name, "attempt": attempt, "rank": rank, "step": step, "samples": samples.tolist()}
+    # The clock of the day may be made wrong.
+    t = given.epoch + time.clock_gettime(time.CLOCK_BOOTTIME)
+    return json.dumps({**line, "loss_bits": loss.numpy().tobytes().hex(), "t": t})
 
 
 if __name__ == "__main__":

@@ -33,10 +33,15 @@ _LOOK_EVERY_S = 0.02
 class Forge:
     """What a node's launches are forked from, one job after another."""
 
-    def __init__(self, machines: Machines, number: int, memory: Path) -> None:
-        self.memory = memory
+    def __init__(self, machines: Machines, number: int, place: Path, clock: Path | None) -> None:
+        """`place` is the node's directory; `clock` a library that makes its clock wrong."""
+        self.memory, self.copies = place / "memory", place / "copies"
+        self.clock = None if clock is None else place / "clock"
         self.mark = secrets.token_hex(8)
-        self.warm = Warm(machines.command(number, []), {BASE_VARIABLE: str(memory), MARK_VARIABLE: self.mark})
+        environment = {BASE_VARIABLE: str(self.memory), MARK_VARIABLE: self.mark}
+        if clock is not None:
+            environment |= {"LD_PRELOAD": str(clock), "WRONG_CLOCK": str(self.clock)}
+        self.warm = Warm(machines.command(number, []), environment)
 
 
 class ClusterJob(Job):

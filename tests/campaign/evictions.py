@@ -75,7 +75,9 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
 
 def run(place: Place, count: int, grace_s: float, seed: int, nodes: int) -> dict[str, Any]:
     """Evict so often; returns what is printed."""
-    setting = Setting(seed, "fsdp" if seed % 2 else "ddp", False, nodes, steps=_FIRST + (count + 1) * STEPS_BETWEEN)
+    setting = Setting(
+        seed, "fsdp" if seed % 2 else "ddp", False, False, nodes, steps=_FIRST + (count + 1) * STEPS_BETWEEN
+    )
     told = place.run(setting, plan(count, seed, nodes), {"grace_s": grace_s}, keep=True)
     noted = [json.loads(line) for path in Path(told["place"]).rglob("state/**/*.jsonl") for line in path.open()]
     evicted = [event for event in noted if event["event"] == "evicted"]

@@ -15,10 +15,11 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,23 +28,27 @@ from typing import Any
 from cluster import Cluster, Forge, script_command
 
 from surefoot.agent.books import Books
+from surefoot.clock import boot_s, wall_s
 from surefoot.core.layout import StepId
 from surefoot.home import base_directory
 from surefoot.s3_server import S3Server
 from surefoot.scenario.engine import Outcome, Scenario
 from surefoot.scenario.events import LASTING, Event, Kind, draw
+from surefoot.scenario.faults import write_number
 from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
 from surefoot.scenario.machines import Machines, machines
-from surefoot.scenario.network import can_isolate, is_isolated, isolate
+from surefoot.scenario.network import can_isolate, is_isolated, isolate, small_disk
 from surefoot.scenario.verdict import judge
 from surefoot.tiers.open import open_tier
 
 SCRIPT = Path(__file__).with_name("campaign_script.py")
 STEPS = 240
-FIRST_STEP, LAST_STEP = 10, 210
+FIRST_STEP, LAST_STEP = 10, 150
 BREATH_STEPS = 10
 _PATIENCE_S = 180.0
+_DISK_BYTES = 4 << 20
+_PACE_MARGIN = 5
 _TRAINER = ("training", "filling", "sealed")
 _AGENT = ("idle", "flushing", "committing")
 _PHASES = {
@@ -60,6 +65,7 @@ _PHASES = {
     Kind.STORE_CUT: ("training", "flushing"),
     Kind.STORE_SLOW: ("training", "flushing"),
     Kind.FULL_DISK: ("training", "flushing"),
+    Kind.CLOCK: ("training", "flushing"),
 }
 _OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
 _LASTS_S = (1.0, 6.0, 20.0)
@@ -73,13 +79,15 @@ class Setting:
     seed: int
     kind: str
     object_store: bool
+    disks: bool
+    """Whether each node keeps copies on a disk of its own."""
     nodes: int
     ranks: int = 1
     steps: int = STEPS
 
     @classmethod
     def of(cls, seed: int, nodes: int) -> Setting:
-        return cls(seed, ("ddp", "fsdp")[seed % 2], seed // 2 % 2 == 1, nodes)
+        return cls(seed, ("ddp", "fsdp")[seed % 2], seed // 2 % 2 == 1, seed // 4 % 2 == 1, nodes)
 
 
 def schedule(setting: Setting, *, links: bool) -> list[Event]:
@@ -93,7 +101,7 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
             kind=kind,
             phase=rng.choice(_PHASES[kind]),
             step=FIRST_STEP + number * span,
-            latest=FIRST_STEP + (number + 1) * span - 25,
+            latest=FIRST_STEP + (number + 1) * span - 15,
             rank=None,
             node=None,
             lasts_s=rng.choice(_LASTS_S) if kind in LASTING else 0.0,
@@ -109,7 +117,9 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
 
 def _is_able(kind: Kind, setting: Setting, *, links: bool) -> bool:
     if kind is Kind.FULL_DISK:
-        return False  # needs a file system of the node's own
+        return links and setting.disks
+    if kind is Kind.CLOCK:
+        return shutil.which("cc") is not None
     if kind in (Kind.STORE_CUT, Kind.STORE_SLOW):
         return links and setting.object_store
     return links or kind not in _OF_LINKS
@@ -157,7 +167,7 @@ class Place:
         return {
             "seed": setting.seed,
             "kind": setting.kind,
-            "store": "object" if setting.object_store else "disk",
+            "store": ("object" if setting.object_store else "disk") + (" and copies" if setting.disks else ""),
             "verdict": "FAIL" if problems else "PASS",
             "bit_identical": verdict.bit_identical,
             "events": [event.to_json() for event in events],
@@ -187,10 +197,13 @@ class Place:
         uri = self._server.url(place.name) if setting.object_store else str(place / "run")
         cluster = Cluster(self._hosts, self._forges, setting.ranks)
         nodes = [self._node(name, setting, uri, place, settings, number) for number in range(setting.nodes)]
+        pace = place / "pace"
+        write_number(pace, 0)
         return Scenario(
             nodes,
             events,
             num_ranks=setting.ranks,
+            look_on=lambda view: write_number(pace, _pace(events, len(view.strikes), setting.steps)),
             newest_durable=lambda: asyncio.run(_newest_durable(uri)),
             damage=lambda: asyncio.run(_damage(uri, random.Random(setting.seed))),
             store_link=self._hosts.store,
@@ -202,16 +215,27 @@ class Place:
     def _node(
         self, name: str, setting: Setting, uri: str, place: Path, settings: Mapping[str, Any], number: int
     ) -> Node:
-        options = {"steps": setting.steps, "kind": setting.kind, "log": place / "lines", "name": name, "to": uri}
-        options["settings"] = dict(settings)
+        forge = self._forges[number]
+        for path in forge.copies.iterdir():
+            shutil.rmtree(path)
+        options: dict[str, object] = {"steps": setting.steps, "kind": setting.kind, "log": place / "lines"}
+        options |= {"name": name, "to": uri, "pace": place / "pace", "epoch": wall_s() - boot_s()}
+        options["settings"] = {**settings, **({"disk": [str(forge.copies)]} if setting.disks else {})}
         return Node(
             name=f"node{number}",
             command=script_command(SCRIPT, options),
-            memory=self._forges[number].memory,
+            memory=forge.memory,
+            copies=forge.copies if is_isolated() else None,
+            clock=forge.clock,
             output=place,
             environment={"XDG_STATE_HOME": str(place / "state")},
             link=self._hosts.link(number),
         )
+
+
+def _pace(events: Sequence[Event], struck: int, steps: int) -> int:
+    """The step from which training goes slowly: that of the next event, so that it is not over before."""
+    return events[struck].step + _PACE_MARGIN if struck < len(events) else steps
 
 
 async def _newest_durable(uri: str) -> int:
@@ -270,17 +294,38 @@ def shrink(events: Sequence[Event], fails: Callable[[Sequence[Event]], bool]) ->
 
 
 @contextmanager
+def _node_place(place: Path) -> Iterator[Path]:
+    """A node's directory: memory, copies, clock."""
+    for path in (place, place / "memory", place / "copies"):
+        path.mkdir(mode=0o700)
+    write_number(place / "clock", 0)
+    with small_disk(place / "copies", _DISK_BYTES) if is_isolated() else nullcontext():
+        yield place
+
+
+def _wrong_clock(root: Path) -> Path | None:
+    """The library, if this machine can make it."""
+    library, source = root / "wrong_clock.so", Path(__file__).with_name("wrong_clock.c")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+@contextmanager
 def open_place(num_nodes: int) -> Iterator[Place]:
     with ExitStack() as stack:
         root = Path(tempfile.mkdtemp(prefix="surefoot-campaign-"))
         memory = stack.enter_context(tempfile.TemporaryDirectory(prefix="surefoot-campaign-", dir=base_directory()))
+        clock = _wrong_clock(root)
+        nodes = [stack.enter_context(_node_place(Path(memory) / f"node{number}")) for number in range(num_nodes)]
         hosts = stack.enter_context(machines(num_nodes))
         server = stack.enter_context(hosts.server())
         os.environ.update(server.env)
         forges = []
-        for number in range(num_nodes):
-            (Path(memory) / f"node{number}").mkdir(mode=0o700)
-            forges.append(Forge(hosts, number, Path(memory) / f"node{number}"))
+        for number, node in enumerate(nodes):
+            forges.append(Forge(hosts, number, node, clock))
             stack.callback(forges[-1].warm.close)
         yield Place(root, hosts, forges, server)
 

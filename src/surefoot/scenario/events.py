@@ -49,9 +49,11 @@ class Kind(StrEnum):
     """The store's link carries little for a while."""
     FULL_DISK = "full_disk"
     """The disk on which the node keeps its copies is full for a while."""
+    CLOCK = "clock"
+    """The node's clock is wrong for a while."""
 
 
-LASTING = (Kind.PAUSE, Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW, Kind.FULL_DISK)
+LASTING = (Kind.PAUSE, Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW, Kind.FULL_DISK, Kind.CLOCK)
 """Kinds that begin and end."""
 MOST_LASTS_S = 600.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,7 @@ from surefoot.scenario.events import Event, Kind
 from surefoot.scenario.job import Job, Link
 
 SLOW_BYTES_PER_S = 200e3
+CLOCK_WRONG_BY_S = -600
 _BALLAST = "ballast"
 _CHUNK_BYTES = 1 << 20
 
@@ -84,6 +86,24 @@ class _FullDisk:
         self._ballast.unlink(missing_ok=True)
 
 
+class _Clock:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def begin(self, job: Job) -> list[int]:
+        write_number(self._file, CLOCK_WRONG_BY_S)
+        return []
+
+    def end(self, job: Job) -> None:
+        write_number(self._file, 0)
+
+
+def write_number(file: Path, number: int) -> None:
+    """Tell a number to whoever looks at `file`, or has mapped it: it is changed in place."""
+    with file.open("r+b" if file.exists() else "w+b") as out:
+        out.write(struct.pack("q", number))
+
+
 def fault_of(event: Event, job: Job, store_link: Link | None) -> Fault:
     """What an event that lasts does.
 
@@ -96,9 +116,10 @@ def fault_of(event: Event, job: Job, store_link: Link | None) -> Fault:
         Kind.STORE_CUT: store_link,
         Kind.STORE_SLOW: store_link,
         Kind.FULL_DISK: job.node.copies,
+        Kind.CLOCK: job.node.clock,
     }
     if event.kind in needs and needs[event.kind] is None:
-        raise ConfigError(f"{event.kind} of {job.node.name}: it has no link, no store or no small disk of its own")
+        raise ConfigError(f"{event.kind} of {job.node.name}: there is nothing there that it could be done to")
     return _make(event.kind, job, store_link)
 
 
@@ -109,5 +130,8 @@ def _make(kind: Kind, job: Job, store_link: Link | None) -> Fault:
     if kind is Kind.FULL_DISK:
         assert job.node.copies is not None
         return _FullDisk(job.node.copies)
+    if kind is Kind.CLOCK:
+        assert job.node.clock is not None
+        return _Clock(job.node.clock)
     assert link is not None
     return _Cut(link) if kind in (Kind.CUT, Kind.STORE_CUT) else _Slow(link)

@@ -62,6 +62,8 @@ class Node:
     """None: it cannot be cut."""
     copies: Path | None = None
     """Directory of a small file system of its own, which may be filled; None: there is none."""
+    clock: Path | None = None
+    """File that says how wrong its clock is, in seconds, if its processes obey it; None: they do not."""
 
 
 class Job:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,7 +44,7 @@ def can_isolate() -> bool:
 
 
 def isolate(command: Sequence[str]) -> None:
-    """Become `command`, in a network namespace of its own; returns if this process is in one already.
+    """Become `command`, in network and mount namespaces of its own; returns if this process is in such already.
 
     Raises:
         ConfigError: this machine does not allow it.
@@ -57,12 +58,29 @@ def isolate(command: Sequence[str]) -> None:
         )
     environment = {**os.environ, _INSIDE_VARIABLE: "1"}
     sys.stdout.flush()
-    os.execvpe("unshare", [*_unshare("--net"), *command], environment)  # noqa: S606  a command line of ours
+    os.execvpe("unshare", [*_unshare("--net", "--mount"), *command], environment)  # noqa: S606  a command line of ours
 
 
 def is_isolated() -> bool:
     """Whether `isolate` made this process, or one that it descends from."""
     return os.environ.get(_INSIDE_VARIABLE) == "1"
+
+
+@contextmanager
+def small_disk(place: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of that size at `place`, an existing directory. It is there for this process and its children
+    only, hosts made later included, and gone with them.
+
+    Raises:
+        ConfigError: this process is not by itself.
+    """
+    if not is_isolated():
+        raise ConfigError("a disk is mounted only in a mount namespace of one's own: call isolate() first")
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place))
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", str(place))
 
 
 def _unshare(*kinds: str) -> list[str]:

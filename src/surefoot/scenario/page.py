@@ -36,6 +36,7 @@ _TOLD = {
     "store_cut": "the store out of reach for a while",
     "store_slow": "the store's link slow for a while",
     "full_disk": "the disk for copies full for a while",
+    "clock": "a machine's clock wrong for a while",
 }
 
 
