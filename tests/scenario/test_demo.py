@@ -18,6 +18,7 @@ from surefoot.errors import ConfigError
 from surefoot.scenario.demo import DemoConfig, DemoResult, run_demo
 from surefoot.scenario.events import Event, Kind
 from surefoot.scenario.log import read
+from surefoot.scenario.network import can_isolate
 
 _HERE = Path(__file__).parent
 
@@ -124,3 +125,20 @@ def test_the_demo_passes(seed: int) -> None:
     assert told["problems"] == []
     assert (told["verdict"], told["bit_identical"], done.returncode) == ("PASS", True, 0)
     assert sorted(event["event"] for event in told["events"]) == ["evict", "kill_agent", "kill_all", "kill_worker"]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(3))
+def test_the_demo_on_several_machines_passes(seed: int) -> None:
+    """The same on three machines; where they have links of their own one is cut, too."""
+    command = [sys.executable, "-m", "surefoot.cli.main", "demo", "--nodes", "3", "--seed", str(seed), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    told = json.loads(done.stdout)
+    assert told["problems"] == []
+    assert (told["verdict"], told["bit_identical"], done.returncode) == ("PASS", True, 0)
+    links = ["cut"] if can_isolate() else []
+    assert sorted(event["event"] for event in told["events"]) == sorted(
+        ["evict", "kill_agent", "kill_all", "kill_worker", *links]
+    )
+    page = (Path(told["log"]).parent / "page.html").read_text()
+    assert all(event["event"] in page for event in told["events"])
