@@ -47,3 +47,15 @@ def test_a_favoured_one_goes_first_until_it_fails() -> None:
     waiting.remove(older)
     waiting.failed(older)
     assert _order(waiting) == [newest.name, older.name]
+
+
+def test_a_whole_newer_one_overtakes_what_waits() -> None:
+    """Older periodic ones that are whole are let go; not what somebody waits for, what is being committed, or what
+    another rank of this node has yet to bring its part to."""
+    waiting = Deliveries()
+    whole, committed, lacking = _delivery(1, "periodic"), _delivery(2, "periodic"), _delivery(3, "periodic", missing=1)
+    committed.committed = True
+    for delivery in (whole, committed, lacking, _delivery(4, "manual"), _delivery(6, "periodic")):
+        waiting.add(delivery)
+    assert waiting.overtaken(_delivery(5, "periodic")) == [whole]
+    assert waiting.overtaken(_delivery(5, "emergency")) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -183,13 +184,13 @@ def test_only_shards_are_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    base = tmp_path / "memory"
-    base.mkdir(mode=0o700)
-    monkeypatch.setenv("SUREFOOT_SHM", str(base))
-    home = Home.take("run-1", "launch", "b")
-    yield home
-    home.release()
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    # A socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="sf-test-", dir="/dev/shm") as base:
+        monkeypatch.setenv("SUREFOOT_SHM", base)
+        home = Home.take("run-1", "launch", "b")
+        yield home
+        home.release()
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,14 @@ class Deliveries:
             self._favoured = ""
         self.add(delivery)
 
+    def overtaken(self, newer: Delivery) -> list[Delivery]:
+        """Whole periodic ones that wait while a newer one is whole: they would only hold slots that training needs,
+        and keep other nodes, which may be at work on them, waiting."""
+        if newer.trigger != "periodic":
+            return []
+        older = [d for d in self._waiting if d.trigger == "periodic" and d.at < newer.at]
+        return [delivery for delivery in older if delivery.complete and not delivery.committed]
+
     def urgent(self) -> bool:
         """True if one that belongs to an eviction waits."""
         return any(delivery.preempts and delivery.complete for delivery in self._waiting)

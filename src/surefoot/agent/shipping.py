@@ -115,6 +115,9 @@ class Shipper:
         delivery.parts[segment.rank] = (segment, slot, seq)
         if delivery.complete:
             self._whole(delivery)
+            for older in self._deliveries.overtaken(delivery):
+                self._deliveries.remove(older)
+                self._spawn(self._let_go(older, f"step {at.step} overtook it"))
 
     async def passed(self, rank: int, at: StepId) -> None:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
@@ -437,14 +440,17 @@ class Shipper:
             )
 
     async def _give_up(self, delivery: Delivery, why: str) -> None:
-        self._deliveries.remove(delivery)
-        self._commits.give_up(delivery.name, why)
-        self._outcomes.resolve(delivery.at, why)
-        await self._unpin(delivery)
+        await self._let_go(delivery, why)
         if delivery.trigger == "periodic":
             # Training goes on; a fresher step is taken instead.
             self._due_s = boot_s() + _FIRST_PAUSE_S * 2**delivery.attempt
             self._periodic.set()
+
+    async def _let_go(self, delivery: Delivery, why: str) -> None:
+        self._deliveries.remove(delivery)
+        self._commits.give_up(delivery.name, why)
+        self._outcomes.resolve(delivery.at, why)
+        await self._unpin(delivery)
         self._changed.set()
 
     async def _abandon(self, delivery: Delivery, why: str) -> None:

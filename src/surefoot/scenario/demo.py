@@ -74,8 +74,9 @@ class DemoConfig:
     def __post_init__(self) -> None:
         if self.steps < MIN_STEPS:
             raise ConfigError(f"steps is {self.steps}: at least {MIN_STEPS} leave room between the events")
-        if self.ranks < 1 or self.nodes < 1:
-            raise ConfigError(f"nodes is {self.nodes}, ranks {self.ranks}: at least 1 of each has to train")
+        for name, count in (("ranks", self.ranks), ("nodes", self.nodes)):
+            if count < 1:
+                raise ConfigError(f"{name} is {count}: at least 1 has to train")
         if self.nodes > 1 and self.peers:
             raise ConfigError("the other ways train on one node only: leave out --nodes or --peers")
         if self.page is not None and not self.page.absolute().parent.is_dir():

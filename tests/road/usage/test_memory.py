@@ -25,7 +25,8 @@ def test_memory_is_flat(stage: Stage, total: int) -> None:
     assert len({line[3] for line in lines}) == 1
     assert last[1] - first[1] < 4 << 20, lines
     assert last[2] - first[2] < 8 << 20, lines
-    assert last[4] == first[4], lines
+    # A file may be open at the moment: events are written now and then. One that is left open is open to the end.
+    assert first[4] in [line[4] for line in lines[-4:]], lines
 
 
 def test_ten_thousand_tensors(stage: Stage) -> None:
