@@ -24,6 +24,8 @@ _MARGIN_S = 2.0
 _COPIED_BYTES_PER_S = 1e9
 """What staging a step late is reckoned with, and `_LATE_SPARE_S` beside it."""
 _LATE_SPARE_S = 1.0
+_LATE_SHARE = 8
+"""Part of the window that is left for it at least."""
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 _COUNT_WITHIN_S = 2.0
@@ -145,7 +147,9 @@ class Eviction:
         board = self._situation.board
         sealed = min(board.rank(worker.local_rank, RankWord.SEALED) for worker in workers)
         finished = max(board.rank(worker.local_rank, RankWord.FINISHED) for worker in workers)
-        copy_s = self._image_bytes() / _COPIED_BYTES_PER_S + _LATE_SPARE_S
+        # A machine on which no boundary comes may be slow in everything: a long window is not used to its last seconds.
+        spare_s = max(_LATE_SPARE_S, (self._deadline_s - self._noticed_s) / _LATE_SHARE)
+        copy_s = self._image_bytes() / _COPIED_BYTES_PER_S + spare_s
         return sealed < finished and boot_s() >= self._deadline_s - self._ship_s() - self._margin_s - copy_s
 
     async def _stage_late(self) -> None:

@@ -87,7 +87,7 @@ def _steps(stage: Stage, *, newest: bool) -> set[int]:
 def test_a_step_that_was_not_due_with_a_rank_stuck(stage: Stage, truths: dict[str, list[object]]) -> None:
     """One node's rank stands still outside of any collective, the other's waits for it in one, and no step was due to
     be copied for long: at a notice the newest finished step is taken on both, and committed whole."""
-    options = {"scenes": SCENES, "kind": "fsdp", "stage": 1000, "interval_s": 3600, "grace_s": 12}
+    options = {"scenes": SCENES, "kind": "fsdp", "stage": 1000, "interval_s": 3600, "grace_s": 24}
     first, second = stage.start_nodes("train", 2, total=100, hang=[1, 5], **options)
     second.until_printed('["hangs", 1]')
     os.kill(first.children()[0], signal.SIGTERM)
