@@ -62,7 +62,7 @@ class Commits:
         shards = await self._all_shards(name, at, mine.values())
         if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
-            self._fleet.tell_all({"op": "committed", "step": at.step, "generation": at.generation})
+            self._fleet.tell_all({"op": "committed", **at.to_json()})
             return manifest
         standing = await self._books.manifest(at)
         if standing is None:
@@ -110,7 +110,7 @@ class Commits:
 
     def _hear_committed(self, _node: str, body: Body) -> None:
         fields = Fields(body, "committed")
-        self._event(StepId(fields.integer("step"), fields.integer("generation", 1))).set()
+        self._event(StepId.of(fields)).set()
 
 
 def _complete(brought: Iterable[Body], nodes: Iterable[str], at: StepId) -> tuple[Shard, ...]:

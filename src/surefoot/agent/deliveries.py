@@ -91,14 +91,12 @@ class Order:
     name: str
 
     def to_json(self) -> Body:
-        at = {"step": self.at.step, "generation": self.at.generation}
-        return {**at, "plan": self.plan, "trigger": self.trigger, "name": self.name}
+        return {**self.at.to_json(), "plan": self.plan, "trigger": self.trigger, "name": self.name}
 
     @classmethod
     def from_json(cls, body: Body) -> Order:
         fields = Fields(body, "order to ship")
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
-        return cls(at, fields.text("plan"), fields.text("trigger"), fields.text("name"))
+        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"))
 
 
 class Deliveries:

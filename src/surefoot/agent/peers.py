@@ -173,7 +173,7 @@ class Peers:
 
     async def _asked_for(self, body: Body) -> Held:
         fields = Fields(body, "question about an image")
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        at = StepId.of(fields)
         return await self._find(at, fields.text("plan"), fields.integer("rank"))
 
     async def _find(self, at: StepId, plan: str, rank: int) -> Held:
@@ -230,7 +230,7 @@ def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
 
 
 def _about(copy: Copy) -> Body:
-    return {"step": copy.at.step, "generation": copy.at.generation, "plan": copy.plan, "rank": copy.rank}
+    return {**copy.at.to_json(), "plan": copy.plan, "rank": copy.rank}
 
 
 def _copy_to_json(copy: Copy) -> Body:
@@ -241,7 +241,7 @@ def _copy_to_json(copy: Copy) -> Body:
 def _copy_from_json(data: Any) -> Copy:
     fields = Fields(data, "copy")
     return Copy(
-        StepId(fields.integer("step"), fields.integer("generation", 1)),
+        StepId.of(fields),
         fields.text("plan"),
         fields.integer("world_size", 1),
         fields.integer("rank"),

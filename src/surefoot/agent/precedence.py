@@ -38,12 +38,12 @@ class Newest:
     plan: str
 
     def to_json(self) -> Body:
-        return {"name": self.name, "plan": self.plan, **_at_to_json(self.at)}
+        return {"name": self.name, "plan": self.plan, **self.at.to_json()}
 
     @classmethod
     def from_json(cls, body: Body) -> Newest:
         fields = Fields(body, "newest step")
-        return cls(fields.text("name"), _at_from_json(body), fields.text("plan"))
+        return cls(fields.text("name"), StepId.of(fields), fields.text("plan"))
 
 
 class Precedence:
@@ -133,8 +133,8 @@ def _forecast_to_json(forecast: Forecast) -> Body:
         "newest_bytes": forecast.newest_bytes,
         "bytes_per_s": forecast.bytes_per_s,
         "left_s": forecast.left_s,
-        "rests": [{"name": rest.name, "bytes": rest.left_bytes, **_at_to_json(rest.at)} for rest in forecast.rests],
-        "committed": None if forecast.committed is None else _at_to_json(forecast.committed),
+        "rests": [{"name": rest.name, "bytes": rest.left_bytes, **rest.at.to_json()} for rest in forecast.rests],
+        "committed": None if forecast.committed is None else forecast.committed.to_json(),
     }
 
 
@@ -146,19 +146,10 @@ def _forecast_from_json(body: Body) -> Forecast:
         fields.number("bytes_per_s"),
         fields.optional_number("left_s"),
         tuple(_rest_from_json(rest) for rest in fields.items("rests")),
-        None if committed is None else _at_from_json(committed),
+        None if committed is None else StepId.of(Fields(committed, "committed step")),
     )
 
 
 def _rest_from_json(body: Body) -> Rest:
     fields = Fields(body, "rest of a delivery")
-    return Rest(fields.text("name"), _at_from_json(body), fields.integer("bytes"))
-
-
-def _at_to_json(at: StepId) -> Body:
-    return {"step": at.step, "generation": at.generation}
-
-
-def _at_from_json(body: Body) -> StepId:
-    fields = Fields(body, "step")
-    return StepId(fields.integer("step"), fields.integer("generation", 1))
+    return Rest(fields.text("name"), StepId.of(fields), fields.integer("bytes"))

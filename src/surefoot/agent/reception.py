@@ -220,7 +220,7 @@ class Reception:
     async def _sealed(self, worker: Worker, body: Body) -> None:
         fields = Fields(body, "sealed")
         slot, seq = fields.integer("slot"), fields.integer("seq")
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        at = StepId.of(fields)
         self._relay.tell()
         segment = self._memory.find(worker.rank, fields.text("plan"))
         if segment is None:
@@ -237,7 +237,7 @@ class Reception:
         """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
         self._relay.tell()
         fields = Fields(body, "dropped")
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        at = StepId.of(fields)
         await self._shipper.dropped(worker.rank, at, fields.text("why"))
 
     def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
@@ -302,7 +302,7 @@ class Reception:
 
     async def _answer_wait(self, worker: Worker, body: Body) -> None:
         fields = Fields(body, "wait")
-        why = await self._shipper.wait(StepId(fields.integer("step"), fields.integer("generation", 1)))
+        why = await self._shipper.wait(StepId.of(fields))
         await worker.link.reply(body, error=why, ok=why is None)
 
     async def _answer_ensure(self, worker: Worker, body: Body) -> None:

@@ -219,7 +219,7 @@ class Starter:
         at = image.source.at
         what = self._next_order()
         order: Body = spread.to_json() if spread is not None else {}
-        self._fleet.bring(what, {**order, "step": at.step, "generation": at.generation})
+        self._fleet.bring(what, {**order, **at.to_json()})
         try:
             answers = await self._fleet.gather(f"tried {what}", {"error": None})
         except BaseException:

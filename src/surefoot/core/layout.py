@@ -23,6 +23,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from surefoot.core.documents import Fields
+
 RUN_KEY = "run.json"
 SECRET_KEY = "secret.json"  # noqa: S105 - where it lies, not what it is
 PRIVATE_KEYS = frozenset({SECRET_KEY})
@@ -60,6 +62,14 @@ class StepId:
 
     def __str__(self) -> str:
         return f"{self.step:08d}-g{self.generation:04d}"
+
+    def to_json(self) -> dict[str, int]:
+        return {"step": self.step, "generation": self.generation}
+
+    @classmethod
+    def of(cls, fields: Fields) -> StepId:
+        """The inverse of `to_json`, among whatever else a message or document says."""
+        return cls(fields.integer("step"), fields.integer("generation", 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,12 +154,12 @@ class Shard:
 
     def ack_bytes(self) -> bytes:
         at = self.id.at
-        return seal({"step": at.step, "generation": at.generation, "plan": self.plan, "shard": self.to_json()})
+        return seal({**at.to_json(), "plan": self.plan, "shard": self.to_json()})
 
     @classmethod
     def from_ack(cls, data: bytes, what: str) -> Shard:
         fields = Fields(unseal(data, what), what)
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        at = StepId.of(fields)
         shard = cls.from_json(fields.raw("shard"), at, _plan_hash(fields, what), what)
         if shard.ack != what:
             raise CorruptError(f"{what}: holds the acknowledgement of {shard.key}")
@@ -216,7 +216,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Manifest:
         fields = Fields(unseal(data, what), what)
-        at = StepId(fields.integer("step"), fields.integer("generation", 1))
+        at = StepId.of(fields)
         if commit_key(at) != what:
             raise CorruptError(f"{what}: holds the manifest of {at}")
         plan = _plan_hash(fields, what)
@@ -244,7 +244,7 @@ class Manifest:
 
 def tombstone_bytes(at: StepId, now: float) -> bytes:
     """What retention puts at the key of a manifest that was never written, so that none can be written later."""
-    return seal({"step": at.step, "generation": at.generation, "tombstone": now})
+    return seal({**at.to_json(), "tombstone": now})
 
 
 def is_tombstone(data: bytes, what: str) -> bool:
@@ -257,7 +257,7 @@ def is_tombstone(data: bytes, what: str) -> bool:
     if "tombstone" not in body:
         return False
     fields = Fields(body, what)
-    at = StepId(fields.integer("step"), fields.integer("generation", 1))
+    at = StepId.of(fields)
     if commit_key(at) != what:
         raise CorruptError(f"{what}: holds the tombstone of {at}")
     return True
