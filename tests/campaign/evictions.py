@@ -18,7 +18,7 @@ from typing import Any
 from schedules import Place, Setting, open_place
 
 from surefoot.scenario.events import Event, Kind, draw
-from surefoot.scenario.network import can_isolate, isolate
+from surefoot.scenario.network import isolate
 
 STEPS_BETWEEN = 14
 _FIRST = 6
@@ -100,8 +100,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--nodes", type=int, default=3)
     given = options.parse_args()
-    if can_isolate():
-        isolate([sys.executable, *sys.argv])
+    isolate([sys.executable, *sys.argv])
     with open_place(given.nodes) as place:
         told = run(place, given.count, given.grace, given.seed, given.nodes)
     print(json.dumps(told))

@@ -32,13 +32,14 @@ from surefoot.clock import boot_s, wall_s
 from surefoot.core.layout import StepId
 from surefoot.home import base_directory
 from surefoot.s3_server import S3Server
+from surefoot.scenario.durable import newest_durable
 from surefoot.scenario.engine import Outcome, Scenario
 from surefoot.scenario.events import LASTING, Event, Kind, draw
 from surefoot.scenario.faults import write_number
 from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
 from surefoot.scenario.machines import Machines, machines
-from surefoot.scenario.network import can_isolate, is_isolated, isolate, small_disk
+from surefoot.scenario.network import is_isolated, isolate, small_disk
 from surefoot.scenario.verdict import judge
 from surefoot.tiers.open import open_tier
 
@@ -197,15 +198,15 @@ class Place:
         uri = self._server.url(place.name) if setting.object_store else str(place / "run")
         cluster = Cluster(self._hosts, self._forges, setting.ranks)
         nodes = [self._node(name, setting, uri, place, settings, number) for number in range(setting.nodes)]
-        pace = place / "pace"
+        pace, damaged = place / "pace", list[StepId]()
         write_number(pace, 0)
         return Scenario(
             nodes,
             events,
             num_ranks=setting.ranks,
             look_on=lambda view: write_number(pace, _pace(events, len(view.strikes), setting.steps)),
-            newest_durable=lambda: asyncio.run(_newest_durable(uri)),
-            damage=lambda: asyncio.run(_damage(uri, random.Random(setting.seed))),
+            newest_durable=lambda: asyncio.run(newest_durable(uri, damaged)),
+            damage=lambda: damaged.extend(asyncio.run(_damage(uri, random.Random(setting.seed)))),
             store_link=self._hosts.store,
             make_job=cluster.job,
             breath_steps=BREATH_STEPS,
@@ -238,33 +239,13 @@ def _pace(events: Sequence[Event], struck: int, steps: int) -> int:
     return events[struck].step + _PACE_MARGIN if struck < len(events) else steps
 
 
-async def _newest_durable(uri: str) -> int:
-    """Newest committed step whose objects are all sound."""
-    books = Books(open_tier(uri))
-    try:
-        for at in reversed(await books.commits()):
-            manifest = await books.manifest(at)
-            if manifest is not None and not await _is_damaged(books, at):
-                return at.step
-        return 0
-    finally:
-        await books.tier.close()
-
-
-_damaged: set[tuple[str, StepId]] = set()
-
-
-async def _is_damaged(books: Books, at: StepId) -> bool:
-    return (books.tier.uri, at) in _damaged
-
-
-async def _damage(uri: str, rng: random.Random) -> None:
-    """Flip a byte of a shard of the newest committed step."""
+async def _damage(uri: str, rng: random.Random) -> list[StepId]:
+    """Flip a byte of a shard of the newest committed step; returns that step, if there is one."""
     books = Books(open_tier(uri))
     try:
         commits = await books.commits()
         if not commits:
-            return
+            return []
         manifest = await books.manifest(commits[-1])
         assert manifest is not None
         shard = rng.choice(manifest.shards)
@@ -272,7 +253,7 @@ async def _damage(uri: str, rng: random.Random) -> None:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         await books.tier.delete([shard.key])
         await books.tier.put(shard.key, bytes(data))
-        _damaged.add((books.tier.uri, commits[-1]))
+        return [commits[-1]]
     finally:
         await books.tier.close()
 
@@ -338,8 +319,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--shrink", action="store_true")
     given = options.parse_args()
-    if can_isolate():
-        isolate([sys.executable, *sys.argv])
+    isolate([sys.executable, *sys.argv])
     failed = 0
     with open_place(given.nodes) as place:
         for setting, events in _wanted(given):

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+
+from listener import Listener
 
 _PATIENCE_S = 60.0
 UNAVAILABLE = (
@@ -33,33 +33,16 @@ Fault = Callable[[Request], str | bytes | None]
 "cut answer": half of the answer comes back. "lose answer": the server does it, nothing comes back."""
 
 
-class FaultProxy:
-    """Listens on a port of its own; `endpoint` is what clients use."""
+class FaultProxy(Listener):
+    """Decides at each request, while it is armed, what becomes of it."""
 
     def __init__(self, upstream: str) -> None:
-        host, _, port = upstream.removeprefix("http://").partition(":")
-        self._upstream = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        super().__init__(upstream, socket.create_server(("127.0.0.1", 0), backlog=128))
         self._fault: Fault | None = None
         self._lock = threading.Lock()
         self._count = 0
         self.seen: list[Request] = []
         """Requests since arming."""
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def arm(self, fault: Fault) -> None:
         with self._lock:

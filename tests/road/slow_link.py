@@ -6,44 +6,28 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+
+from listener import Listener
 
 _PIECE_BYTES = 16 * 1024
 _BUFFER_BYTES = 64 * 1024
 """What the kernel takes in has not come through the link."""
 
 
-class SlowLink:
-    """Listens on a port of its own; `endpoint` is what clients use. All connections share the link."""
+class SlowLink(Listener):
+    """All connections share the link."""
 
     def __init__(self, upstream: str, bytes_per_s: float) -> None:
-        host, _, port = upstream.removeprefix("http://").partition(":")
-        self._upstream = (host, int(port))
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        super().__init__(upstream, listening)
         self._bytes_per_s = bytes_per_s
-        self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen(64)
         self._lock = threading.Lock()
         self._free_at_s = 0.0
         self.passed_bytes = 0
         """So far, from clients to the server."""
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _accept(self) -> None:
         while True:

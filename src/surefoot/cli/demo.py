@@ -18,7 +18,7 @@ from rich.table import Table
 from surefoot.scenario.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
 from surefoot.scenario.engine import View
 from surefoot.scenario.events import LASTING, Event, Strike
-from surefoot.scenario.network import can_isolate, is_isolated, isolate
+from surefoot.scenario.network import isolate
 from surefoot.scenario.peers.compare import PeerResult
 from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Recovery
@@ -62,8 +62,8 @@ def demo(
         page=page,
         peers=METHODS if peers else (),
     )
-    if nodes > 1 and not is_isolated() and can_isolate():
-        # Becomes the same command, in a network of its own.
+    if nodes > 1:
+        # Becomes the same command, in a network of its own, where that is allowed.
         isolate([sys.executable, "-m", "surefoot.cli.main", *sys.argv[1:]])
     for number in _LEAVE_ON:
         signal.signal(number, _leave)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.books import Books
 from surefoot.core.cadence import CONTINUOUS_GAP_S
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.home import base_directory
 from surefoot.scenario import stalls
 from surefoot.scenario.curves import quantile, step_times
+from surefoot.scenario.durable import newest_durable
 from surefoot.scenario.engine import BREATH_STEPS, Outcome, Scenario, View
 from surefoot.scenario.events import Event, Kind, Strike, draw
 from surefoot.scenario.job import Node
@@ -33,7 +33,6 @@ from surefoot.scenario.page import Shown, demo_page
 from surefoot.scenario.peers.compare import Conditions, PeerResult, run_peer
 from surefoot.scenario.peers.methods import Method
 from surefoot.scenario.verdict import Recovery, Verdict, judge
-from surefoot.tiers.open import open_tier
 
 TRAIN_TEXT = Path(__file__).with_name("train_text.py")
 MIN_STEPS = 40
@@ -190,7 +189,7 @@ class _Stage:
             [self._node(name, uri, number) for number in range(self._config.nodes)],
             events,
             num_ranks=self._config.ranks,
-            newest_durable=lambda: asyncio.run(_newest_durable(uri)),
+            newest_durable=lambda: asyncio.run(newest_durable(uri)),
             look_on=lambda view: look_on(name, view),
             breath_steps=BREATH_STEPS,
         )
@@ -213,17 +212,6 @@ class _Stage:
             environment={"XDG_STATE_HOME": str(self._place / "state" / name)},
             link=self._hosts.link(number),
         )
-
-
-async def _newest_durable(uri: str) -> int:
-    books = Books(open_tier(uri))
-    try:
-        for at in reversed(await books.commits()):
-            if await books.manifest(at) is not None:
-                return at.step
-        return 0
-    finally:
-        await books.tier.close()
 
 
 # ---------------------------------------------------------------------- what is judged

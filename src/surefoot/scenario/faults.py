@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from surefoot.errors import ConfigError
 from surefoot.scenario.events import Event, Kind
-from surefoot.scenario.job import Job, Link
+from surefoot.scenario.job import Job, Link, Node
 
 SLOW_BYTES_PER_S = 200e3
 CLOCK_WRONG_BY_S = -600
@@ -20,7 +19,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Fault(Protocol):
-    """Something that begins and ends. Both may be called twice."""
+    """Something that begins, perhaps twice, and ends."""
 
     def begin(self, job: Job) -> list[int]:
         """Returns ids of processes that felt it at once."""
@@ -51,17 +50,13 @@ class _Cut:
 class _Slow:
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._limited = False
 
     def begin(self, job: Job) -> list[int]:
         self._link.limit(SLOW_BYTES_PER_S)
-        self._limited = True
         return []
 
     def end(self, job: Job) -> None:
-        if self._limited:
-            self._link.unlimit()
-            self._limited = False
+        self._link.unlimit()
 
 
 class _FullDisk:
@@ -110,28 +105,20 @@ def fault_of(event: Event, job: Job, store_link: Link | None) -> Fault:
     Raises:
         ConfigError: there is nothing here that it could be done to.
     """
-    needs: Mapping[Kind, object] = {
-        Kind.CUT: job.node.link,
-        Kind.SLOW: job.node.link,
-        Kind.STORE_CUT: store_link,
-        Kind.STORE_SLOW: store_link,
-        Kind.FULL_DISK: job.node.copies,
-        Kind.CLOCK: job.node.clock,
-    }
-    if event.kind in needs and needs[event.kind] is None:
+    fault = _make(event.kind, job.node, store_link)
+    if fault is None:
         raise ConfigError(f"{event.kind} of {job.node.name}: there is nothing there that it could be done to")
-    return _make(event.kind, job, store_link)
+    return fault
 
 
-def _make(kind: Kind, job: Job, store_link: Link | None) -> Fault:
-    link = store_link if kind in (Kind.STORE_CUT, Kind.STORE_SLOW) else job.node.link
+def _make(kind: Kind, node: Node, store_link: Link | None) -> Fault | None:
     if kind is Kind.PAUSE:
         return _Pause()
     if kind is Kind.FULL_DISK:
-        assert job.node.copies is not None
-        return _FullDisk(job.node.copies)
+        return _FullDisk(node.copies) if node.copies is not None else None
     if kind is Kind.CLOCK:
-        assert job.node.clock is not None
-        return _Clock(job.node.clock)
-    assert link is not None
+        return _Clock(node.clock) if node.clock is not None else None
+    link = store_link if kind in (Kind.STORE_CUT, Kind.STORE_SLOW) else node.link
+    if link is None:
+        return None
     return _Cut(link) if kind in (Kind.CUT, Kind.STORE_CUT) else _Slow(link)

@@ -44,18 +44,10 @@ def can_isolate() -> bool:
 
 
 def isolate(command: Sequence[str]) -> None:
-    """Become `command`, in network and mount namespaces of its own; returns if this process is in such already.
-
-    Raises:
-        ConfigError: this machine does not allow it.
-    """
-    if is_isolated():
+    """Become `command`, in network and mount namespaces of its own; returns if this process is in such already, or this
+    machine does not allow it: `is_isolated` tells."""
+    if is_isolated() or not can_isolate():
         return
-    if not can_isolate():
-        raise ConfigError(
-            "this machine does not let a process have a network of its own: it needs util-linux and iproute2, and "
-            "root or unprivileged user namespaces"
-        )
     environment = {**os.environ, _INSIDE_VARIABLE: "1"}
     sys.stdout.flush()
     os.execvpe("unshare", [*_unshare("--net", "--mount"), *command], environment)  # noqa: S606  a command line of ours

@@ -1,0 +1,26 @@
+"""What a store holds, asked while nothing of the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from surefoot.agent.books import Books
+from surefoot.core.layout import StepId
+from surefoot.tiers.open import open_tier
+
+
+async def newest_durable(uri: str, damaged: Collection[StepId] = ()) -> int:
+    """Newest committed step, 0 if there is none.
+
+    Args:
+        uri: the run.
+        damaged: steps that do not count.
+    """
+    books = Books(open_tier(uri))
+    try:
+        for at in reversed(await books.commits()):
+            if at not in damaged and await books.manifest(at) is not None:
+                return at.step
+        return 0
+    finally:
+        await books.tier.close()
