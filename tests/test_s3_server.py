@@ -68,7 +68,7 @@ def test_two_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
         leftovers = one._leftovers() + other._leftovers()
     for directory in directories:
         assert not Path(directory).exists()
-        assert processes_of(directory) == []
+        wait_until(lambda directory=directory: processes_of(directory) == [])  # killed, but perhaps not yet gone
     assert [path for path in leftovers if path.exists()] == []
 
 
@@ -105,7 +105,7 @@ def test_a_server_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     server = S3Server()
     with pytest.raises(ResourceError, match="no such luck"):
         server.start()
-    assert processes_of(str(server._directory)) == []
+    wait_until(lambda: processes_of(str(server._directory)) == [])  # killed, but perhaps not yet gone
     assert not server._directory.exists()
 
 

@@ -132,7 +132,8 @@ class S3Server:
         """SIGKILL, at once, to the server and its watcher. Its directory stays until `stop`."""
         if self._process is None:
             return
-        if self._process.poll() is None:
+        if self._process.returncode is None:
+            # Nobody has reaped the server, so the group is still its own, and its watcher in it, even if it has ended.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdin:
@@ -196,11 +197,16 @@ class S3Server:
             problem = _probe(store)
             if problem is None:
                 return
-            ended = self._process is not None and self._process.poll() is not None
+            ended = self._has_ended()
             if ended or time.monotonic() > deadline_s:
                 state = "ended" if ended else f"did not answer within {_READY_WITHIN_S:g} s"
                 raise ResourceError(f"the S3 server {state}: {problem}; its log ends:\n{self._log_tail()}")
             time.sleep(_POLL_S)
+
+    def _has_ended(self) -> bool:
+        """Looked at without reaping: `kill` needs the process group's number to stay taken."""
+        assert self._process is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _store(self) -> S3Store:
         return S3Store(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from runs import losses, run_to_its_end
 
 from surefoot.exits import EVICTED, FINISHED
-from surefoot.scenario.processes import MARK_VARIABLE, find_marked, kill_marked
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _STEPS = 400
@@ -51,35 +48,15 @@ def _surefoot(to: Path) -> list[str]:
 
 
 def _run(command: Sequence[str], memory: Path, evict: bool = False) -> tuple[int, str]:
-    """Run to the end; with `evict`, SIGTERM to what was started once step 100 is told."""
+    """Its exit code and what it said; with `evict`, evicted once step 100 is told."""
     mark = f"{memory.name}-{len(command)}"
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "SUREFOOT_SHM": str(memory),
-        "XDG_STATE_HOME": str(memory),
-        MARK_VARIABLE: mark,
-    }
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
-    said = []
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if evict and line.startswith(f"step {_EVICT_AT}:"):
-                process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=120)
-        assert find_marked(mark) == []
-    finally:
-        kill_marked(mark)
-        process.wait()
-    return code, "".join(said)
+    return run_to_its_end(command, mark, memory, evict_at=_EVICT_AT if evict else None)
 
 
 def _last_loss(said: str) -> str:
-    found = re.findall(rf"^step {_STEPS}: loss (\S+)$", said, re.MULTILINE)
-    assert found, said
-    return str(found[-1])
+    found = losses(said)
+    assert _STEPS in found, said
+    return found[_STEPS]
 
 
 def _resumed_from(said: str) -> int:

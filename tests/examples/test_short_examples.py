@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import losses, run_to_its_end
 
 from surefoot.exits import EVICTED, FINISHED
-from surefoot.scenario.processes import MARK_VARIABLE, find_marked, kill_marked
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _STEPS = {"plain_loop": 200, "lora": 60, "fsdp2": 60}
 _EVICT_AT = 20
-_ENDS_WITHIN_S = 240.0
 MIB = 1024 * 1024
 
 
@@ -39,34 +34,10 @@ def _command(name: str, to: Path) -> list[str]:
 
 
 def _run(name: str, to: Path, memory: Path, *, evict_at: int | None = None) -> tuple[int, dict[int, str]]:
-    """Run to the end; with `evict_at`, SIGTERM to what was started once that step is told. Losses by step."""
-    mark = f"{memory.name}-{to.name}"
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "SUREFOOT_SHM": str(memory),
-        "XDG_STATE_HOME": str(memory),
-        MARK_VARIABLE: mark,
-    }
-    process = subprocess.Popen(
-        _command(name, to), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
-    assert process.stdout is not None
-    said = []
-    try:
-        for line in process.stdout:
-            said.append(line)
-            if evict_at is not None and line.startswith(f"step {evict_at}:"):
-                process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=_ENDS_WITHIN_S)
-        left = find_marked(mark)
-    finally:
-        kill_marked(mark)
-        process.wait()
-    text = "".join(said)
-    assert left == [], text
+    """Its exit code and losses by step; with `evict_at`, evicted once that step is told."""
+    code, text = run_to_its_end(_command(name, to), f"{memory.name}-{to.name}", memory, evict_at=evict_at)
     assert code in (EVICTED, FINISHED), text
-    return code, {int(step): loss for step, loss in re.findall(r"^step (\d+): loss (\S+)$", text, re.MULTILINE)}
+    return code, losses(text)
 
 
 @pytest.mark.parametrize("name", _STEPS)

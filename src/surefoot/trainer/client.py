@@ -237,7 +237,7 @@ class AgentClient:
                 respawn_at_s = boot_s() + min(_RESPAWN_EVERY_S, max(1.0, boot_s() - lost_s))
             if not said and boot_s() - lost_s > 30.0:
                 said = True
-                print("surefoot: the node agent is gone; nothing is saved until it is back", file=sys.stderr)  # noqa: T201
+                _say("the node agent is gone; nothing is saved until it is back")
             self._closing.wait(_RETRY_S)
 
     def _greet(self, sock: socket.socket) -> bool:
@@ -264,7 +264,7 @@ class AgentClient:
         try:
             self._respawn()
         except SurefootError as error:
-            print(f"surefoot: the node agent could not be started again: {error}", file=sys.stderr)  # noqa: T201
+            _say(f"the node agent could not be started again: {error}")
 
     def _forget(self) -> None:
         # Runs in a forked child: its copies of the descriptors go, the parent's stay.
@@ -282,6 +282,11 @@ def _until(
             why = give_up()
             if why is not None:
                 raise UsageError(why) from None
+
+
+def _say(what: str) -> None:
+    # In one write: launchers run us unbuffered, and what others write must not come between a line and its end.
+    sys.stderr.write(f"surefoot: {what}\n")
 
 
 def _raise_if_bad(answer: Body) -> None:
