@@ -1,0 +1,103 @@
+"""What ranks do to learn how a group breaks, and how the trainers' agreement takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from surefoot.core.agreement import Vector
+from surefoot.trainer.agreement import GlooAgreement
+
+
+def _reduce(group: dist.ProcessGroup | None = None) -> str:
+    """The sum over the ranks of one each, or the kind of error."""
+    ones = torch.ones(1)
+    try:
+        dist.all_reduce(ones, group=group)
+    except RuntimeError as error:
+        return type(error).__name__
+    return str(int(ones))
+
+
+def one_is_late(line: Connection, timeout_s: float) -> None:
+    """Rank 1 comes to a group's reduction only after the others have given up; then both use both groups."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    # At one moment, however slowly the ranks came here.
+    dist.barrier()
+    line.send(_reduce(group))
+    if dist.get_rank() == 1:
+        # Told once rank 0 has given up.
+        line.recv()
+    line.send(_reduce(group))
+    line.recv()
+    line.send(_reduce(group))
+    line.send(_reduce())
+
+
+def one_stands_still(line: Connection, timeout_s: float) -> None:
+    """Rank 0 reduces in a group with a rank that was stopped; later in the group of all."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    # At one moment, however slowly the ranks came here.
+    dist.barrier()
+    line.send(_reduce(group))
+    line.recv()
+    line.send(_reduce(group))
+    line.recv()
+    line.send(_reduce())
+
+
+def one_ends(line: Connection, how: str) -> None:
+    """Rank 1 ends in the middle of a group's life, with no time-out in sight; rank 0 says what it saw."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(hours=24))
+    line.send(_reduce(group))
+    if dist.get_rank() == 1:
+        _end(line, how, lambda: dist.all_reduce(torch.ones(1), group=group, async_op=True))
+    line.send(_reduce(group))
+    line.send(_reduce(group))
+
+
+def _end(line: Connection, how: str, post: Callable[[], object]) -> None:
+    if how == "exception":
+        raise ArithmeticError("the loss is not finite")
+    if how == "pending":
+        post()
+        raise SystemExit(1)
+    # Nobody says anything more: until it is killed.
+    line.recv()
+
+
+def agreement_of_mortals(line: Connection, how: str) -> None:
+    """Rank 1 ends, one way or another; rank 0 goes on to settle and post at its boundaries."""
+    agreement = GlooAgreement()
+    agreement.post(Vector(stage_every=3 if dist.get_rank() else 2, free_slots=2))
+    line.send(agreement.settle(Vector).stage_every)
+    if dist.get_rank() == 1 and how != "leaves":
+        _end(line, how, lambda: agreement.post(Vector(free_slots=2)))
+    if dist.get_rank() == 1:
+        agreement.post(Vector(free_slots=2))
+        agreement.leave()
+        return
+    for _boundary in range(6):
+        agreement.post(Vector(notice=True, free_slots=2, stage_every=7))
+        line.send(agreement.settle(lambda: Vector(stage_every=5, free_slots=2)))
+    agreement.leave()
+    line.send("left")
+
+
+def agreement_beside_the_users_group(line: Connection) -> None:
+    """The agreement breaks, and the user's own group does not hear of it."""
+    agreement = GlooAgreement()
+    agreement._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        agreement.post(Vector(free_slots=1))
+        line.send(agreement.settle(Vector))
+    line.recv()
+    line.send(_reduce())
+    # The late one posts into what is broken by now.
+    agreement.post(Vector(free_slots=1))
+    line.send(agreement.settle(Vector))
+    line.send(_reduce())

@@ -1,0 +1,71 @@
+"""Ranks of a gloo group that say what they see and can be killed, stopped and told to go on while they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from ranks import _context
+
+PATIENCE_S = 120.0
+
+
+class MortalRanks:
+    """Each runs `scene(line, *arguments)`, where `line` is its end of a connection to the test."""
+
+    def __init__(self, world_size: int, scene: Callable[..., None], *arguments: Any) -> None:
+        self._directory = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self._lines: list[Connection] = []
+        self.processes = []
+        for rank in range(world_size):
+            ours, theirs = _context.Pipe()
+            process = _context.Process(
+                target=_rank, args=(rank, world_size, self._directory.name, theirs, scene, arguments)
+            )
+            process.start()
+            theirs.close()
+            self._lines.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self._directory.cleanup()
+
+    def hear(self, rank: int) -> Any:
+        """The next thing that a rank says."""
+        assert self._lines[rank].poll(PATIENCE_S), f"rank {rank} says nothing"
+        return self._lines[rank].recv()
+
+    def say(self, rank: int, word: Any = "go on") -> None:
+        self._lines[rank].send(word)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+
+def _rank(
+    rank: int, world_size: int, directory: str, line: Connection, scene: Callable[..., None], arguments: Any
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    scene(line, *arguments)
+    line.close()
+    # Without taking the group down: some scenes end with it broken.
+    os._exit(0)
