@@ -27,6 +27,11 @@ there is one). The fields beside these, by event:
     frozen_saved       object, tier, bytes, rank, seconds
     frozen_failed      object, tier, why, attempt
     frozen_loaded      bytes, tier, seconds: at a start, those that the script had made differently
+    tier_silent        tier, place, what: asked of it, seconds: without a sign of an answer, so far; said once a silence
+    tier_answers       tier, place, what, seconds: how long it was silent
+    save_waits         step, ranks: of this node, missing: {node: ranks}, silent: nodes that do not say, seconds:
+                       these ranks have come to a save and the missing ones have not; said once a save
+    save_goes_on       step, seconds: all have come
     swept              steps, bytes
     superseded         by: generation and launch
     durable_age        age_s, step, tier: an alarm
@@ -39,6 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from surefoot.core.presence import spans
 
 SCHEMA_VERSION = 1
 
@@ -130,6 +137,22 @@ def _evicted(event: Event) -> str:
     return f"evicted: step {event['step']} could NOT be made safe in time; {newest}"
 
 
+def _tier_silent(event: Event) -> str:
+    return (
+        f"waiting for {event['place']}: no answer for {event['seconds']:.0f} s (asked to {event['what']}); "
+        "check that it works, and the network to it"
+    )
+
+
+def _save_waits(event: Event) -> str:
+    who = [f"rank(s) {spans(ranks)} of node {node}" for node, ranks in event["missing"].items()]
+    who += [f"node {node}, which does not answer" for node in event["silent"]]
+    return (
+        f"rank(s) {spans(event['ranks'])} have waited {event['seconds']:.0f} s to save step {event['step']} for "
+        f"{'; '.join(who)}: slow there, or without the save() or last step that all ranks must have at one step"
+    )
+
+
 def _planned(event: Event) -> str:
     return (
         f"{event['items']} tensors, {human_bytes(event['bytes'])} a step on this node; "
@@ -189,6 +212,10 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "agent_started": _agent_started,
     "skipped": lambda e: f"step {e['step']} was not staged: {e['why']}",
     "stopped": lambda e: f"stopped rank(s) {e['ranks']}: {e['why']}",
+    "tier_silent": _tier_silent,
+    "tier_answers": lambda e: f"{e['place']} answers again, after {e['seconds']:.0f} s",
+    "save_waits": _save_waits,
+    "save_goes_on": lambda e: f"all ranks have come to save step {e['step']}, after {e['seconds']:.0f} s",
     "swept": lambda e: f"deleted {len(e['steps'])} given-up checkpoint(s), {human_bytes(e['bytes'])}",
     "superseded": lambda e: f"superseded by {e['by']}: this launch stops",
     "warning": lambda e: f"warning: {e['what']}",

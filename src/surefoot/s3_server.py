@@ -139,6 +139,22 @@ class S3Server:
         if self._process.stdin:
             self._process.stdin.close()  # a watcher that outlived the server ends now
 
+    def pause(self) -> None:
+        """SIGSTOP, and wait until it stands still: it takes connections, the kernel does, and answers nothing."""
+        # Its watcher goes on: this server, too, must end with us.
+        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        """The inverse of `pause`: it answers what it was asked meanwhile."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.returncode is not None:
+            raise ResourceError("the S3 server does not run: start it first")
+        os.kill(self._process.pid, number)
+
     def stop(self) -> None:
         """End the server and remove what it left. Idempotent."""
         self.kill()

@@ -58,8 +58,8 @@ def test_a_bucket_does_too(s3_env: S3Server) -> None:
         await announce(tier, _ROUND, _node("a", 0, 1))
         await announce(tier, _ROUND, _node("b", 2, 3))
         assert sorted(await gather(tier, _ROUND, BOUND_S)) == ["a", "b"]
-        with pytest.raises(ConfigError, match="node a has been announced by another process"):
-            await announce(tier, _ROUND, _node("a", 0, 1, life="2"))
+        with pytest.raises(ConfigError, match=r"node a has been announced by another process, with rank\(s\) 0-1"):
+            await announce(tier, _ROUND, _node("a", 2, 3, life="2"))
         await tier.close()
 
     asyncio.run(story())
@@ -108,14 +108,17 @@ def test_what_contradicts_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_successor_takes_its_predecessor_s_place_only_knowingly(tmp_path: Path) -> None:
-    """Another process of a name is refused; one that knows the first has ended replaces it; a repeated put is fine."""
+    """Another node of a name is refused; so is this node's next agent, which is told what happened and who begins
+    again; one that knows its trainers train on replaces it; a repeated put is fine."""
 
     async def story() -> None:
         tier = open_tier(tmp_path)
         for _ in range(2):
             await announce(tier, _ROUND, _node("a", 0))
         with pytest.raises(ConfigError, match="announced by another process"):
-            await announce(tier, _ROUND, _node("a", 0, life="2"))
+            await announce(tier, _ROUND, _node("a", 1, life="2"))
+        with pytest.raises(AgentError, match=r"agent of node a was lost while its trainers started.* begun again by"):
+            await announce(tier, _ROUND, _node("a", 0, life="2", port=4001))
         await announce(tier, _ROUND, _node("a", 0, life="2", port=4001), instead=True)
         assert (await find(tier, _ROUND, "a")).place == ("10.0.0.1", 4001)
 

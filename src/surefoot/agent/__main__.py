@@ -13,14 +13,17 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from surefoot.agent.agent import Agent
 from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
+from surefoot.agent.silence import Silence, Watched
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError
+from surefoot.events import describe
 from surefoot.home import Home, is_draining
 from surefoot.priority import give_way
 from surefoot.tiers.open import open_disks, open_tier
@@ -50,10 +53,13 @@ def main() -> int:
 async def _run(config: AgentConfig, pipe: int) -> int:
     # What is done beside the loop is hashing, mostly.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "beside", initializer=give_way))
-    books = Books(open_tier(config.uri))
+    # Until there is a journal.
+    place = Watched(open_tier(config.uri), lambda silence: _print_event(**_event_of(place, silence)))
+    books = Books(place)
     record = await books.open_run(wall_s())
     home = await _take_home(record.run, config)
     journal = Journal.open(record.run, config.launch, config.node, books.tier, home.directory)
+    place.told = lambda silence: journal.record(**_event_of(place, silence))
     board = Board.create(home.board, _NUM_RANKS)
     agent = Agent(config, home, books, open_disks(config.disks), journal, board)
 
@@ -61,6 +67,16 @@ async def _run(config: AgentConfig, pipe: int) -> int:
         _say(pipe, {"socket": str(socket), "board": str(board_path), "run": record.run})
 
     return await agent.run(ready)
+
+
+def _event_of(place: Watched, silence: Silence) -> dict[str, Any]:
+    kind = "tier_answers" if silence.over else "tier_silent"
+    about = {"tier": place.name, "place": place.uri, "what": silence.what}
+    return {"kind": kind, **about, "seconds": round(silence.seconds, 1)}
+
+
+def _print_event(kind: str, **fields: Any) -> None:
+    print(f"surefoot: {describe({'event': kind, **fields})}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 async def _take_home(run: str, config: AgentConfig) -> Home:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from surefoot.clock import boot_s
 from surefoot.core.documents import Fields
 from surefoot.core.presence import Presence
 from surefoot.errors import AgentError, ObjectMissingError, SurefootError, TierError
@@ -214,6 +215,11 @@ class Fleet:
         values = self._values[what]
         return [values[node] for node in self._nodes]
 
+    def lacking(self, what: str) -> list[str]:
+        """Nodes that have not brought their part of something."""
+        here = self._values.get(what, {})
+        return [node for node in self._nodes if node not in here]
+
     async def from_first(self, what: str) -> Body:
         """What the node of rank 0 brought.
 
@@ -276,15 +282,25 @@ class Fleet:
 
     async def _look_for(self, node: str, nonce: str) -> None:
         """Its agent may have been replaced, and listen elsewhere; else it is dead."""
-        for _ in range(round(DEAD_AFTER_S / _LOOK_EVERY_S)):
+        end_s = boot_s() + DEAD_AFTER_S
+        while boot_s() < end_s:
             await asyncio.sleep(_LOOK_EVERY_S)
+            await self._seek(node, nonce, end_s - boot_s())
             if nonce != self._round or node not in self._mesh.lost:
                 return
-            try:
-                self._mesh.move(node, (await find(self._tier, nonce, node)).place)
-            except (ObjectMissingError, TierError):
-                continue
         self.declare_dead(node)
+
+    async def _seek(self, node: str, nonce: str, within_s: float) -> None:
+        """Dial a node where its entry says by now. A place that does not answer must not keep a dead node alive."""
+        looking = asyncio.ensure_future(find(self._tier, nonce, node))
+        done, _ = await asyncio.wait((looking,), timeout=max(0.0, within_s))
+        if not done:
+            looking.cancel()
+            return
+        with suppress(ObjectMissingError, TierError):
+            place = looking.result().place
+            if nonce == self._round and node in self._mesh.lost:
+                self._mesh.move(node, place)
 
     def declare_dead(self, node: str) -> None:
         """Nothing more comes from that node in this round."""

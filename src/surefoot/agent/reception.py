@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+from surefoot.agent.checks import Checks
 from surefoot.agent.control import Link
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
@@ -76,7 +77,7 @@ class Reception:
         self._journal = journal
         self._grace_s = grace_s
         self._around = around
-        self._checks: dict[int, tuple[Worker, Body]] = {}
+        self._checks = Checks(fleet, crew, situation, journal, around.spawn)
         self._said_sealed_s = 0.0
         self._supervisor: Link | None = None
         self.supervisor_done = asyncio.Event()
@@ -84,8 +85,8 @@ class Reception:
         self._trainer_operations: dict[str, Callable[[Worker, Body], Awaitable[None]]] = {
             "sealed": self._sealed,
             "dropped": self._dropped,
-            "report": planner.report,
-            "check": self._check,
+            "report": self._report,
+            "check": self._checks.ask,
             "loaded": self._loaded,
             "granted": self._granted,
             "wait": self._wait,
@@ -125,7 +126,7 @@ class Reception:
     def crew_gone(self) -> None:
         """The last trainer is gone: what was half asked is void."""
         self._planner.forget()
-        self._checks.clear()
+        self._checks.forget()
         if self._eviction.noticed.is_set():
             self._around.spawn(self.tell_supervisor({"op": "workers_gone"}))
 
@@ -247,23 +248,9 @@ class Reception:
             self._said_sealed_s = now_s
             self._journal.record("sealed", rank=rank, step=step, bytes=size_bytes, trigger=trigger)
 
-    async def _check(self, worker: Worker, body: Body) -> None:
-        """All ranks ask, all get the same answer: whether any of them must plan again before this image."""
-        self._checks[worker.rank] = (worker, body)
-        if len(self._checks) == worker.local_world_size:
-            asked, self._checks = list(self._checks.values()), {}
-            self._around.spawn(self._answer_checks(asked))
-
-    async def _answer_checks(self, asked: list[tuple[Worker, Body]]) -> None:
-        drift = any(bool(request.get("drift")) for _worker, request in asked)
-        what = f"check {self._situation.generation.number} {Fields(asked[0][1], 'check').integer('step')}"
-        try:
-            brought = await self._fleet.gather(what, {"drift": drift})
-            answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
-        except AgentError as error:
-            answer = {"error": str(error), "kind": "AgentError"}
-        for worker, request in asked:
-            await worker.link.reply(request, **answer)
+    async def _report(self, worker: Worker, body: Body) -> None:
+        self._checks.reported(worker, body)
+        await self._planner.report(worker, body)
 
     async def _loaded(self, worker: Worker, body: Body) -> None:
         future = worker.answers.get("loaded")

@@ -18,6 +18,7 @@ from surefoot.errors import (
     CorruptError,
     ObjectExistsError,
     ObjectMissingError,
+    SurefootError,
     TierDeniedError,
     TierError,
 )
@@ -41,7 +42,8 @@ async def announce(tier: Tier, round_nonce: str, presence: Presence, *, instead:
         instead: the agent of this node before this one is known to have ended: put this one's entry in its place.
 
     Raises:
-        ConfigError: another process has announced this node in this round.
+        AgentError: an agent of this node was in this round before, and its trainers were still to start.
+        ConfigError: another node of this name has been announced in this round.
         TierError: the run's place did not take it.
     """
     key = _key(round_nonce, presence.node)
@@ -54,9 +56,22 @@ async def announce(tier: Tier, round_nonce: str, presence: Presence, *, instead:
     except ObjectExistsError:
         # An earlier try of this very put may have gone through unnoticed.
         if await tier.get(key) != data:
-            raise ConfigError(
-                f"node {presence.node} has been announced by another process: give each node a name of its own"
-            ) from None
+            raise _taken(presence, await find(tier, round_nonce, presence.node)) from None
+
+
+def _taken(mine: Presence, standing: Presence) -> SurefootError:
+    """Who announced this node before."""
+    if standing.ranks == mine.ranks and standing.world_size == mine.world_size:
+        # A round has each rank once: it was this node's.
+        return AgentError(
+            f"the agent of node {mine.node} was lost while its trainers started, and others may have met that one: "
+            "this start ends here, and is begun again by whoever started the trainers; if nobody does, start all nodes "
+            "again"
+        )
+    return ConfigError(
+        f"node {mine.node} has been announced by another process, with rank(s) {spans(standing.ranks)}: "
+        "give each node a name of its own"
+    )
 
 
 async def find(tier: Tier, round_nonce: str, node: str) -> Presence:

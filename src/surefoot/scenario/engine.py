@@ -16,8 +16,8 @@ from surefoot.board import NodeWord
 from surefoot.clock import boot_s, wall_s
 from surefoot.exits import EVICTED, FINISHED
 from surefoot.scenario.events import LASTING, Event, Kind, Strike
-from surefoot.scenario.faults import fault_of
-from surefoot.scenario.job import Job, Link, Node
+from surefoot.scenario.faults import Fault, fault_of
+from surefoot.scenario.job import Job, Link, Node, Pausable
 from surefoot.scenario.processes import ahead_of_others, send, stopped, wait_for_end
 
 PATIENCE_S = 120.0
@@ -75,6 +75,7 @@ class Scenario:
             none.
         damage: of `rot`: damages the newest committed step in the store; what comes after counts without it.
         store_link: what joins the store to the nodes; None: it cannot be cut.
+        store: the store's server; None: it cannot be stopped.
         look_on: called about ten times a second.
         patience_s: how long nothing may move.
         limit_s: how long the whole may take.
@@ -93,6 +94,7 @@ class Scenario:
         newest_durable: Callable[[], int] | None = None,
         damage: Callable[[], None] | None = None,
         store_link: Link | None = None,
+        store: Pausable | None = None,
         look_on: Callable[[View], None] | None = None,
         patience_s: float = PATIENCE_S,
         limit_s: float = LIMIT_S,
@@ -107,6 +109,7 @@ class Scenario:
         self._newest_durable = newest_durable
         self._damage = damage
         self._store_link = store_link
+        self._store = store
         self._look_on = look_on
         self._patience_s = patience_s
         self._limit_s = limit_s
@@ -196,7 +199,7 @@ class Scenario:
         if event.kind in (Kind.KILL_JOB, Kind.ROT):
             return self._kill_job()
         if event.kind in LASTING:
-            return fault_of(event, job, self._store_link).begin(job)
+            return self._fault_of(event, job).begin(job)
         if event.kind is Kind.EVICT:
             send(target, signal.SIGTERM)
             return [target]
@@ -250,13 +253,16 @@ class Scenario:
 
     def _see_end(self, job: Job, event: Event) -> None:
         """Wait as long as it is to last, and end it. Nothing has to move meanwhile."""
-        fault, end_s = fault_of(event, job, self._store_link), boot_s() + event.lasts_s
+        fault, end_s = self._fault_of(event, job), boot_s() + event.lasts_s
         # A process that was stopped to be looked at was let go on.
         fault.begin(job)
         try:
             self._until(lambda: boot_s() >= end_s, patience_s=event.lasts_s + self._patience_s)
         finally:
             fault.end(job)
+
+    def _fault_of(self, event: Event, job: Job) -> Fault:
+        return fault_of(event, job, self._store_link, self._store)
 
     def _lose_memory(self, jobs: Sequence[Job]) -> int | None:
         for job in jobs:

@@ -47,13 +47,24 @@ class Kind(StrEnum):
     """Nobody reaches the store for a while."""
     STORE_SLOW = "store_slow"
     """The store's link carries little for a while."""
+    STORE_HANG = "store_hang"
+    """The store takes connections and requests and answers nothing for a while: SIGSTOP to its server, then SIGCONT."""
     FULL_DISK = "full_disk"
     """The disk on which the node keeps its copies is full for a while."""
     CLOCK = "clock"
     """The node's clock is wrong for a while."""
 
 
-LASTING = (Kind.PAUSE, Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW, Kind.FULL_DISK, Kind.CLOCK)
+LASTING = (
+    Kind.PAUSE,
+    Kind.CUT,
+    Kind.SLOW,
+    Kind.STORE_CUT,
+    Kind.STORE_SLOW,
+    Kind.STORE_HANG,
+    Kind.FULL_DISK,
+    Kind.CLOCK,
+)
 """Kinds that begin and end."""
 MOST_LASTS_S = 600.0
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from surefoot.errors import ConfigError
 from surefoot.scenario.events import Event, Kind
-from surefoot.scenario.job import Job, Link, Node
+from surefoot.scenario.job import Job, Link, Node, Pausable
 
 SLOW_BYTES_PER_S = 200e3
 CLOCK_WRONG_BY_S = -600
@@ -33,6 +33,18 @@ class _Pause:
 
     def end(self, job: Job) -> None:
         job.go_on()
+
+
+class _Hang:
+    def __init__(self, store: Pausable) -> None:
+        self._store = store
+
+    def begin(self, job: Job) -> list[int]:
+        self._store.pause()
+        return []
+
+    def end(self, job: Job) -> None:
+        self._store.go_on()
 
 
 class _Cut:
@@ -99,21 +111,29 @@ def write_number(file: Path, number: int) -> None:
         out.write(struct.pack("q", number))
 
 
-def fault_of(event: Event, job: Job, store_link: Link | None) -> Fault:
+def fault_of(event: Event, job: Job, store_link: Link | None, store: Pausable | None = None) -> Fault:
     """What an event that lasts does.
+
+    Args:
+        event: one of `surefoot.scenario.events.LASTING`.
+        job: of its node.
+        store_link: what joins the store to the nodes; None: it cannot be cut.
+        store: the store's server; None: it cannot be stopped.
 
     Raises:
         ConfigError: there is nothing here that it could be done to.
     """
-    fault = _make(event.kind, job.node, store_link)
+    fault = _make(event.kind, job.node, store_link, store)
     if fault is None:
         raise ConfigError(f"{event.kind} of {job.node.name}: there is nothing there that it could be done to")
     return fault
 
 
-def _make(kind: Kind, node: Node, store_link: Link | None) -> Fault | None:
+def _make(kind: Kind, node: Node, store_link: Link | None, store: Pausable | None) -> Fault | None:
     if kind is Kind.PAUSE:
         return _Pause()
+    if kind is Kind.STORE_HANG:
+        return _Hang(store) if store is not None else None
     if kind is Kind.FULL_DISK:
         return _FullDisk(node.copies) if node.copies is not None else None
     if kind is Kind.CLOCK:

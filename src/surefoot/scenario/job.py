@@ -45,6 +45,14 @@ class Link(Protocol):
     def unlimit(self) -> None: ...
 
 
+class Pausable(Protocol):
+    """A server that can be made to stand still."""
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """A machine, for all that a job can tell."""

@@ -35,6 +35,7 @@ _TOLD = {
     "slow": "a machine's link slow for a while",
     "store_cut": "the store out of reach for a while",
     "store_slow": "the store's link slow for a while",
+    "store_hang": "the store taking requests and answering none for a while",
     "full_disk": "the disk for copies full for a while",
     "clock": "a machine's clock wrong for a while",
 }

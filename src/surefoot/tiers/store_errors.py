@@ -47,7 +47,7 @@ _HINTS = {
     "AuthorizationHeaderMalformed": "set AWS_REGION to the bucket's region",
 }
 _TRANSPORT_TEXTS = {
-    "Timeout": "no answer in time",
+    "Timeout": "no answer in time; check that the store works, and the network to it",
     "Connect": "no connection; check the endpoint and the network",
     "Decode": "the answer broke off or makes no sense",
     "Interrupted": "the connection was lost",

@@ -142,7 +142,8 @@ class Upload:
 
     def _stalled(self) -> TierError:
         return TierError(
-            f"object store: cannot write {self._place}: no progress for {_STALLS_PER_PART * self._stall_s:g} s"
+            f"object store: cannot write {self._place}: no progress for {_STALLS_PER_PART * self._stall_s:g} s; "
+            "check that the store works, and the network to it"
         )
 
 

@@ -18,6 +18,7 @@ class Alone:
         ranks = page.ranks
         self._rank = ranks.rank
         self._others = [rank for rank in range(ranks.local_world_size) if rank != ranks.local_rank]
+        self._all_are_local = ranks.world_size == ranks.local_world_size
         self._step = step
         self._all_here_s: float | None = None
 
@@ -28,7 +29,8 @@ class Alone:
         here = all(self._word(rank, RankWord.FINISHED) > self._step for rank in self._others)
         if here and self._all_here_s is None:
             self._all_here_s = boot_s()
-        waited = self._all_here_s is not None and boot_s() - self._all_here_s > _ALONE_AFTER_S
+        # Where another machine's ranks are its words do not tell: the agents see to those.
+        waited = self._all_are_local and self._all_here_s is not None and boot_s() - self._all_here_s > _ALONE_AFTER_S
         if not past and not waited:
             return None
         who = f"rank(s) {sorted(set(past))}" if past else "some other rank"
