@@ -34,6 +34,12 @@ def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
     return {f"model.{name}": parameter for name, parameter in model.named_parameters()}
 
 
+def _raw(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+    """Every byte that is trained; for tensors too large to be walked element by element."""
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return [tensor.detach().numpy().tobytes() for tensor in [*model.parameters(), *state]]
+
+
 class _Restless(torch.optim.Optimizer):
     """Its step changes parameters whatever the learning rate and the gradients are."""
 
@@ -135,6 +141,68 @@ def test_what_an_optimizer_without_a_hook_changes_is_copied_at_the_boundary(tmp_
         assert watched.boundary._taker.overlapped_bytes == 0
         _train(model, optimizer, 512)
     assert watched.sealed >= {1, 2, 3, 4, 5}
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """As libraries make them: an optimizer by name, which passes everything on and never calls the base's own init."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+
+class _Nothing(_Wrapper):
+    """Holds its optimizer where nobody looks, and steps it past every hook."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.parts = [optimizer]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        return self.parts[0]
+
+
+@pytest.mark.parametrize("wrap", [_Wrapper, lambda optimizer: _Wrapper(_Wrapper(optimizer)), _Nothing])
+def test_an_optimizer_in_a_wrapper_is_heard_or_copied_at_the_boundary(tmp_path: Path, wrap: Any) -> None:
+    """An optimizer by name only has no hook of its own: the one that it holds is heard in its place, and if none is
+    found, nothing is copied behind it. Each image is right, and the wrapped one goes on where it was."""
+    made = [_model(512) for _ in range(3)]
+    optimizers = [wrap(torch.optim.AdamW(model.parameters(), lr=0.01)) for model in made]
+
+    def train(which: int, step: int) -> None:
+        torch.manual_seed(step)
+        _train(made[which], optimizers[which], 512)
+
+    watched = Watched(tmp_path / "run", model=made[0], optimizer=optimizers[0])
+    for step in watched.steps(5, lambda: _kept(made[0])):
+        if step == 4:
+            assert (watched.boundary._taker.overlapped_bytes == 0) == (wrap is _Nothing)
+        train(0, step)
+    with surefoot.Run(tmp_path / "run", interval_s=600, model=made[1], optimizer=optimizers[1]) as run:
+        assert run.step == 5
+        for step in run.steps(7):
+            train(1, step)
+    for step in range(7):
+        train(2, step)
+    ends = [_raw(made[which], optimizers[which]) for which in range(3)]
+    assert ends[1] == ends[2]
+    assert ends[0] != ends[1]
 
 
 def _ticks(fences: Fences, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:

@@ -8,6 +8,7 @@ from a captured graph, or skipped by a gradient scaler, says nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,9 @@ class Fences:
             self._hooked.pop(gone)[1].remove()
             self._fired.discard(gone)
         for number, optimizer in now.items():
-            if number not in self._hooked:
-                self._hooked[number] = (optimizer, optimizer.register_step_pre_hook(self._hook))
+            stepping = _stepping(optimizer) if number not in self._hooked else None
+            if stepping is not None:
+                self._hooked[number] = (optimizer, stepping.register_step_pre_hook(partial(self._hook, number)))
 
     def take_fired(self) -> tuple[Optimizer, ...]:
         """The optimizers whose hook fired since this was last asked."""
@@ -45,9 +47,21 @@ class Fences:
             handle.remove()
         self._hooked.clear()
 
-    def _hook(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._fired.add(id(optimizer))
+    def _hook(self, number: int, _stepping: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._fired.add(number)
         self._on_fence()
+
+
+def _stepping(optimizer: Optimizer) -> Optimizer | None:
+    """Whose step changes what `optimizer` owns: its own; or, if it is an optimizer by name only, as libraries' wrappers
+    are (they never call `Optimizer.__init__`), that of the one that it holds. None if nobody would say before a step.
+    """
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        held = {id(value): value for value in vars(optimizer).values() if isinstance(value, Optimizer)}
+        if len(held) != 1:
+            return None
+        (optimizer,) = held.values()
+    return optimizer
 
 
 def owned_addresses(optimizers: Iterable[Optimizer]) -> set[int]:
