@@ -65,12 +65,15 @@ _PHASES = {
     Kind.SLOW: ("training", "flushing"),
     Kind.STORE_CUT: ("training", "flushing"),
     Kind.STORE_SLOW: ("training", "flushing"),
+    Kind.STORE_HANG: ("training", "flushing", "committing"),
     Kind.FULL_DISK: ("training", "flushing"),
     Kind.CLOCK: ("training", "flushing"),
 }
 _OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
 _LASTS_S = (1.0, 6.0, 20.0)
 """Too short to be noticed; noticed; longer than a silent node is waited for."""
+_LONG_HANG_S = 75.0
+"""Longer than the answer to a request is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
             latest=FIRST_STEP + (number + 1) * span - 15,
             rank=None,
             node=None,
-            lasts_s=rng.choice(_LASTS_S) if kind in LASTING else 0.0,
+            lasts_s=_lasts_s(kind, rng, last=number + 1 == len(kinds)),
         )
         for number, kind in enumerate(kinds)
     ]
@@ -116,11 +119,20 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
     ]
 
 
+def _lasts_s(kind: Kind, rng: random.Random, *, last: bool) -> float:
+    """Training goes on while a store hangs, and would be over before a next event."""
+    if kind not in LASTING:
+        return 0.0
+    return rng.choice((*_LASTS_S, _LONG_HANG_S) if last and kind is Kind.STORE_HANG else _LASTS_S)
+
+
 def _is_able(kind: Kind, setting: Setting, *, links: bool) -> bool:
     if kind is Kind.FULL_DISK:
         return links and setting.disks
     if kind is Kind.CLOCK:
         return shutil.which("cc") is not None
+    if kind is Kind.STORE_HANG:
+        return setting.object_store
     if kind in (Kind.STORE_CUT, Kind.STORE_SLOW):
         return links and setting.object_store
     return links or kind not in _OF_LINKS
@@ -208,6 +220,7 @@ class Place:
             newest_durable=lambda: asyncio.run(newest_durable(uri, damaged)),
             damage=lambda: damaged.extend(asyncio.run(_damage(uri, random.Random(setting.seed)))),
             store_link=self._hosts.store,
+            store=self._server,
             make_job=cluster.job,
             breath_steps=BREATH_STEPS,
             patience_s=_PATIENCE_S,
