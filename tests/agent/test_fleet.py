@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fleet_nodes import ROUND, Node, nodes_of
 
 import surefoot.agent.fleet as fleet_module
-from surefoot.agent.fleet import Fleet
-from surefoot.tiers.disk import DiskTier
-
-_ROUND = "round-0001"
-_BOUND_S = 60.0
-
-
-class Node:
-    """A fleet, and the tasks that belong to it."""
-
-    def __init__(self, place: Path, name: str) -> None:
-        self.said: list[str] = []
-        self.dead: list[str] = []
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.fleet = Fleet(DiskTier(place), "run-1", name, self._spawn, self.said.append, self.said.append)
-        self.fleet.on_dead = self.dead.append
-
-    def _spawn(self, work: Any) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(work))
-
-    async def end(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-@asynccontextmanager
-async def _nodes(place: Path, *names: str) -> AsyncIterator[list[Node]]:
-    """Nodes with two ranks each, in a round."""
-    nodes = [Node(place, name) for name in names]
-    try:
-        async with asyncio.timeout(_BOUND_S):
-            world = 2 * len(nodes)
-            await asyncio.gather(
-                *(
-                    node.fleet.enter(_ROUND, "127.0.0.1", [2 * number, 2 * number + 1], world)
-                    for number, node in enumerate(nodes)
-                )
-            )
-            yield nodes
-    finally:
-        for node in nodes:
-            await node.end()
 
 
 def test_each_gets_what_all_brought(tmp_path: Path) -> None:
     """In the order of the nodes' ranks, whatever their names, and whoever is last."""
 
     async def story() -> None:
-        async with _nodes(tmp_path, "zoe", "abe", "kim") as nodes:
+        async with nodes_of(tmp_path, "zoe", "abe", "kim") as nodes:
             assert [node.fleet.nodes for node in nodes] == [["zoe", "abe", "kim"]] * 3
             assert [node.fleet.leads for node in nodes] == [True, False, False]
             late = asyncio.create_task(nodes[0].fleet.gather("plan", {"n": 0}))
@@ -79,7 +33,7 @@ def test_all_hear_what_the_first_node_says(tmp_path: Path) -> None:
     """What the node of rank 0 brings reaches every node, whether it waited for it or not."""
 
     async def story() -> None:
-        async with _nodes(tmp_path, "b", "a") as (first, second):
+        async with nodes_of(tmp_path, "b", "a") as (first, second):
             waiting = asyncio.create_task(second.fleet.from_first("order 1"))
             await asyncio.sleep(0.1)
             first.fleet.bring("order 1", {"step": 7})
@@ -96,7 +50,7 @@ def test_a_node_that_is_gone_ends_the_waiting(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(fleet_module, "DEAD_AFTER_S", 1.0)
 
     async def story() -> None:
-        async with _nodes(tmp_path, "a", "b", "c") as (first, second, third):
+        async with nodes_of(tmp_path, "a", "b", "c") as (first, second, third):
             waiting = asyncio.gather(
                 first.fleet.gather("plan", {}), second.fleet.gather("plan", {}), return_exceptions=True
             )
@@ -112,12 +66,12 @@ def test_an_agent_that_replaces_another_misses_nothing(tmp_path: Path) -> None:
     brought before, and they get what it brings."""
 
     async def story() -> None:
-        async with _nodes(tmp_path, "a", "b") as nodes:
+        async with nodes_of(tmp_path, "a", "b") as nodes:
             waiting = asyncio.create_task(nodes[0].fleet.gather("plan", {"n": 0}))
             await asyncio.sleep(0.1)
             await nodes[1].end()
             nodes[1] = Node(tmp_path, "b")
-            await nodes[1].fleet.enter(_ROUND, "127.0.0.1", [2, 3], 4, again=True)
+            await nodes[1].fleet.enter(ROUND, "127.0.0.1", [2, 3], 4, again=True)
             assert await nodes[1].fleet.gather("plan", {"n": 1}) == [{"n": 0}, {"n": 1}]
             assert await waiting == [{"n": 0}, {"n": 1}]
             assert nodes[0].dead == []
@@ -131,7 +85,7 @@ def test_one_node_alone_listens_nowhere(tmp_path: Path) -> None:
 
     async def story() -> None:
         node = Node(tmp_path, "only")
-        await node.fleet.enter(_ROUND, "127.0.0.1", [0, 1], 2)
+        await node.fleet.enter(ROUND, "127.0.0.1", [0, 1], 2)
         assert await node.fleet.gather("plan", {"n": 1}) == [{"n": 1}]
         assert (node.fleet.alone, node.fleet.leads, node.tasks) == (True, True, [])
 

@@ -7,12 +7,12 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fleet_nodes import nodes_of
 
 from surefoot.agent.fetch import ShardError, close_all
 from surefoot.agent.fleet import Fleet
@@ -21,6 +21,7 @@ from surefoot.agent.memory import Memory
 from surefoot.agent.peer_drives import PeerDrives, PeerDrivesPlace
 from surefoot.agent.peers import PeerPlace, Peers, Spread
 from surefoot.agent.ranges import Block, MemoryPlace, Place, Portion, RunPlace, fetch_portions, portion_of
+from surefoot.agent.twins import Twins
 from surefoot.core.copies import Copy
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
@@ -63,21 +64,8 @@ class Two:
 
 @asynccontextmanager
 async def _two(place: Path) -> AsyncIterator[Two]:
-    tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(work: Any) -> None:
-        tasks.append(asyncio.get_running_loop().create_task(work))
-
-    fleets = [Fleet(DiskTier(place / "mesh"), "run-1", name, spawn, print, print) for name in ("a", "b")]
-    try:
-        async with asyncio.timeout(60.0):
-            await asyncio.gather(*(one.enter("round-0001", "127.0.0.1", [n], 2) for n, one in enumerate(fleets)))
-            yield Two(fleets, [], place)
-    finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    async with nodes_of(place / "mesh", "a", "b", ranks=1) as nodes:
+        yield Two([node.fleet for node in nodes], [], place)
 
 
 def _put(path: Path, *flipped: int) -> None:
@@ -203,7 +191,10 @@ def test_an_image_that_is_gone_when_it_is_read(tmp_path: Path, home: Home, holde
     async def story() -> None:
         async with _two(tmp_path) as two:
             memories = [Memory(home, lambda what, why: None) for _ in two.fleets]
-            mine, _theirs = [Peers(fleet, one) for fleet, one in zip(two.fleets, memories, strict=True)]
+            mine, _theirs = [
+                Peers(fleet, one, Twins(home, fleet, one, print))
+                for fleet, one in zip(two.fleets, memories, strict=True)
+            ]
             copy = Copy(StepId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, "ram", holder)
             spread = Spread(copy.at, copy.plan, (copy,))
             whole = Portion(0, "image of rank 0", SIZE, [Block(0, SIZE, lambda data: data == DATA)])

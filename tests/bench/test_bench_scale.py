@@ -19,7 +19,7 @@ _OF_RANKS = {
     "retention",
     "abandoned steps",
 }
-_OF_TENSORS = {"plan, replicated", "plan, sharded", "all ranks' images", "plan from its document"}
+_OF_TENSORS = {"plan, replicated", "twins, replicated", "plan, sharded", "all ranks' images", "plan from its document"}
 
 
 def _run(*options: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from core_samples import generation, history
@@ -85,5 +86,25 @@ def _of(launches: str) -> dict[int, Generation]:
 )
 def test_a_launch_is_superseded_by_a_later_generation_of_another(launches: str, of_a: int | None) -> None:
     """Only once it has made one of its own: else it is the newer launch itself."""
-    found = superseding(_of(launches), "a")
+    found = superseding(_of(launches), ["a"])
     assert (found and found.number) == of_a
+
+
+def test_a_job_of_several_machines_is_known_by_any_of_them() -> None:
+    """Machines are lost and added, and rank 0 is now here, now there: it is one job as long as a generation has a
+    machine of the one before, and another one takes it over only if it has none."""
+
+    def made(*of: tuple[str, ...]) -> dict[int, Generation]:
+        found = _of("x" * len(of))
+        return {
+            number: replace(one, launch=launches[0], launches=launches)
+            for (number, one), launches in zip(found.items(), of, strict=True)
+        }
+
+    assert superseding(made(("b", "c"), ("a", "b")), ["c", "b"]) is None
+    assert superseding(made(("b", "c"), ("a", "b")), ["b", "d"]) is None
+    assert superseding(made(("b", "c"), ("x", "y")), ["e", "f"]) is None
+    newest = superseding(made(("b", "c"), ("x", "y")), ["c", "d"])
+    assert newest is not None
+    assert newest.number == 2
+    assert superseding(made(("b", "c"), ("x", "y")), ["x", "z"]) is None

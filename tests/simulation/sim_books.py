@@ -155,7 +155,7 @@ class Books:
 
     def refuse_if_superseded(self) -> Steps:
         generations = yield from self.generations()
-        if (newer := self._world.policy.superseding(generations, self._node.launch)) is not None:
+        if (newer := self._world.policy.superseding(generations, [self._node.launch])) is not None:
             raise SupersededError(f"generation {newer.number}")
 
     # ------------------------------------------------------------------ retention

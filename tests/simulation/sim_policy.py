@@ -26,7 +26,7 @@ class Policy:
 
     cuts: Callable[[Mapping[int, Generation]], Cuts] = cuts
     counts: Callable[[StepId, Cuts], bool] = counts
-    superseding: Callable[[Mapping[int, Generation], str], Generation | None] = superseding
+    superseding: Callable[[Mapping[int, Generation], Collection[str]], Generation | None] = superseding
     wholes: Callable[..., list[Whole]] = wholes
     complete_set: Callable[[Iterable[Shard], StepId], tuple[Shard, ...] | None] = complete_set
     reusable: Callable[[Sequence[SlotView], int], list[int]] = reusable

@@ -39,7 +39,7 @@ class Starting:
         """
         while self._is_current():
             generations = yield from self._books.generations()
-            if self._world.policy.superseding(generations, self._brain.node.launch) is not None:
+            if self._world.policy.superseding(generations, [self._brain.node.launch]) is not None:
                 self._brain.supersede()
                 return
             floor = yield from self._inventories()

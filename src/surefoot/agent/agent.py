@@ -20,6 +20,8 @@ from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
+from surefoot.agent.leftovers import Leftovers
+from surefoot.agent.loading import Loader
 from surefoot.agent.memory import Memory
 from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.opening import Opening
@@ -31,9 +33,11 @@ from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.planning import Planner
 from surefoot.agent.reception import Reception
 from surefoot.agent.relay import Relay
+from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.start import Starter
+from surefoot.agent.twins import Twins
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.clock import boot_s, wall_s
@@ -84,27 +88,43 @@ class Agent:
         frozen_start = FrozenStart(self._crew, self._frozen, frozen_files, journal)
         needs = NeedsDesk(self._crew)
         keeper = Keeper(books, disks, frozen_files, journal)
-        peers = Peers(self._fleet, self._memory)
+        self._twins = Twins(home, self._fleet, self._memory, self._say)
+        peers = Peers(self._fleet, self._memory, self._twins)
+        commits = Commits(self._fleet, books, pipeline)
+        self._clock = SaveClock(self._fleet, self._frozen, board, journal, config.cadence)
         self._shipper = Shipper(
             self._fleet,
-            peers,
             self._memory,
             pipeline,
-            Commits(self._fleet, books, pipeline),
+            commits,
             self._pins,
             keeper,
             self._frozen,
             journal,
             self._situation,
-            config.cadence,
+            self._clock,
             disks is not None,
             self.spawn,
         )
-        self._hasher = Hasher(self._memory, self._shipper.pinned)
+        self._leftovers = Leftovers(
+            self._fleet,
+            peers,
+            self._memory,
+            self._twins,
+            commits,
+            self._pins,
+            self._shipper,
+            self._situation,
+            journal,
+            self.spawn,
+        )
+        self._hasher = Hasher(self._memory, self._shipper.pinned, self._twins.hashed)
         planner = Planner(
             self._fleet, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
         )
-        self._eviction = Eviction(self._fleet, self._crew, self._memory, self._shipper, self._situation, journal)
+        self._eviction = Eviction(
+            self._fleet, self._crew, self._memory, self._shipper, self._leftovers, self._situation, journal
+        )
         self._reception = Reception(
             self._fleet,
             self._relay,
@@ -113,6 +133,7 @@ class Agent:
             planner,
             self._pins,
             self._shipper,
+            self._leftovers,
             self._hasher,
             self._eviction,
             self._frozen,
@@ -123,7 +144,7 @@ class Agent:
             config.grace_s,
             self,
         )
-        starter = Starter(
+        loader = Loader(
             self._fleet,
             peers,
             books,
@@ -133,9 +154,9 @@ class Agent:
             needs,
             PeerDrives(self._fleet, disks, self._say),
             journal,
-            config.launch,
-            config.node,
-            config.resume,
+        )
+        starter = Starter(
+            self._fleet, peers, books, self._memory, loader, journal, config.launch, config.node, config.resume
         )
         self._opening = Opening(
             home.run,
@@ -145,6 +166,7 @@ class Agent:
             starter,
             self._memory,
             self._shipper,
+            self._clock,
             self._situation,
             journal,
             self._reception.refusal,
@@ -166,7 +188,7 @@ class Agent:
                     server.serve(group),
                     self._hasher.run(),
                     self._shipper.run(),
-                    self._shipper.keep_time(),
+                    self._clock.run(),
                     self._journal.keep_uploading(),
                     self._opening.run(),
                     self._opening.name_the_missing(),
@@ -190,6 +212,7 @@ class Agent:
     async def _adopt(self) -> None:
         """Take over what an earlier agent of this run left on this machine."""
         adopted = self._memory.adopt_files()
+        self._twins.adopt()
         restart = self._home.previous_launch == self._config.launch
         self._journal.record("agent_started", adopted=adopted, restart=restart)
         situation, board = self._situation, self._situation.board
@@ -203,7 +226,7 @@ class Agent:
         else:
             for word in (NodeWord.NOTICE, NodeWord.SUPERSEDED, NodeWord.DEADLINE_NS, NodeWord.COMMITTED_NS):
                 board.set_node(word, 0)
-        self._shipper.restart_clock()
+        self._clock.restart()
 
     async def _continue(self, board: Board) -> None:
         number = board.node(NodeWord.GENERATION)
@@ -271,7 +294,7 @@ class Agent:
         """Everybody left: make the newest image durable if it is not, and finish what is under way."""
         self.draining()
         await self._shipper.drop_incomplete()
-        await self._shipper.ship_newest("agent")
+        await self._leftovers.ship_newest("agent")
         end_s = boot_s() + _DRAIN_S
         while self._shipper.busy() and boot_s() < end_s:
             await self._shipper.something(0.5)
@@ -283,7 +306,7 @@ class Agent:
         if self._disks is not None:
             await self._disks.close()
         # Memory that holds a step which is nowhere else stays for the next launch to adopt.
-        if code != EVICTED_UNSAVED and (self._situation.superseded_by is not None or self._shipper.all_durable()):
+        if code != EVICTED_UNSAVED and (self._situation.superseded_by is not None or self._leftovers.all_durable()):
             self._home.remove()
         if self._config.note is not None:
             await asyncio.to_thread(Path(self._config.note).unlink, missing_ok=True)
@@ -293,6 +316,7 @@ class Agent:
 
     def _planned(self, plan: Plan) -> None:
         self._hasher.set_plan(plan)
+        self._twins.forget()
         self._frozen.planned(plan)
 
     def _worker_gone(self, worker: Worker) -> None:

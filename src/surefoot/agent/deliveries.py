@@ -89,14 +89,18 @@ class Order:
     plan: str
     trigger: str
     name: str
+    twins: tuple[tuple[int, str], ...] = ()
+    """Ranks whose own machine does not answer, and the node that ships its second copy."""
 
     def to_json(self) -> Body:
-        return {**self.at.to_json(), "plan": self.plan, "trigger": self.trigger, "name": self.name}
+        twins = [list(pair) for pair in self.twins]
+        return {**self.at.to_json(), "plan": self.plan, "trigger": self.trigger, "name": self.name, "twins": twins}
 
     @classmethod
     def from_json(cls, body: Body) -> Order:
         fields = Fields(body, "order to ship")
-        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"))
+        twins = tuple((int(rank), str(node)) for rank, node in fields.items("twins"))
+        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"), twins)
 
 
 class Deliveries:

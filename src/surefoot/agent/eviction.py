@@ -7,6 +7,7 @@ import asyncio
 from surefoot.agent.crew import Crew
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
+from surefoot.agent.leftovers import Leftovers
 from surefoot.agent.memory import Memory
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
@@ -41,6 +42,7 @@ class Eviction:
         crew: Crew,
         memory: Memory,
         shipper: Shipper,
+        leftovers: Leftovers,
         situation: Situation,
         journal: Journal,
     ) -> None:
@@ -48,6 +50,7 @@ class Eviction:
         self._crew = crew
         self._memory = memory
         self._shipper = shipper
+        self._leftovers = leftovers
         self._situation = situation
         self._journal = journal
         self._noticed_s = 0.0
@@ -109,7 +112,7 @@ class Eviction:
             if self._must_stage_late():
                 await self._stage_late()
             if self._must_ship_alone():
-                self._nothing_to_ship = not await self._shipper.ship_newest("agent")
+                self._nothing_to_ship = not await self._leftovers.ship_newest("agent")
             await self._shipper.something(_LOOK_EVERY_S)
         safe = self._situation.is_safe()
         step = self._situation.finished_on_all()

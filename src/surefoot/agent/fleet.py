@@ -64,6 +64,7 @@ class Fleet:
         self._round = ""
         self._rounds = 0
         self._nodes: list[str] = [node]
+        self._ranks: dict[int, str] = {}
         self._values: OrderedDict[str, dict[str, Body]] = OrderedDict()
         """By gathering and node: what was brought."""
         self._brought: OrderedDict[str, Body] = OrderedDict()
@@ -90,6 +91,10 @@ class Fleet:
     def nodes(self) -> list[str]:
         """In the order of their lowest ranks."""
         return list(self._nodes)
+
+    def node_of(self, rank: int) -> str | None:
+        """Where a rank of this round runs."""
+        return self.me if self.alone else self._ranks.get(rank)
 
     @property
     def others(self) -> list[str]:
@@ -138,6 +143,7 @@ class Fleet:
         await announce(self._tier, nonce, mine, instead=again)
         found = await gather(self._tier, nonce, MEET_WITHIN_S)
         self._round = nonce
+        self._ranks = {rank: node for node, one in found.items() for rank in one.ranks}
         self._nodes = sorted((node for node, one in found.items() if one.ranks), key=lambda node: found[node].ranks)
         self._mesh.join(places(found.values()), key)
         await self._mesh.wait_linked(MEET_WITHIN_S)
@@ -165,6 +171,10 @@ class Fleet:
 
     def answer(self, operation: str, handler: Answer) -> None:
         self._mesh.answer(operation, handler)
+
+    def tell(self, node: str, body: Body) -> None:
+        """Tell one other node. Lost if the connection breaks just now."""
+        self._mesh.tell(node, body)
 
     def tell_all(self, body: Body) -> None:
         """Tell every other node. Lost to one whose connection breaks just now."""

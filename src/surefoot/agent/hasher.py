@@ -14,8 +14,11 @@ from surefoot.segment import Segment
 class Hasher:
     """One task; a rank that seals faster than this hashes has its older steps passed over."""
 
-    def __init__(self, memory: Memory, pinned: Callable[[], list[tuple[Segment, int]]]) -> None:
+    def __init__(
+        self, memory: Memory, pinned: Callable[[], list[tuple[Segment, int]]], on_hashed: Callable[[Held], None]
+    ) -> None:
         self._memory = memory
+        self._on_hashed = on_hashed
         self._pinned = pinned
         self._plan: Plan | None = None
         self._pending: dict[int, tuple[Segment, int]] = {}
@@ -36,6 +39,9 @@ class Hasher:
             self._wake.clear()
             batch, self._pending = self._pending, {}
             hashed = await asyncio.gather(*(self._memory.hash_slot(*item) for item in batch.values()))
+            for held in hashed:
+                if held is not None:
+                    self._on_hashed(held)
             if any(hashed):
                 self._drop_older_plans(hashed)
 

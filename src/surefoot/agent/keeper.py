@@ -160,12 +160,12 @@ class Keeper:
     async def _still_newest(self, generations: Mapping[int, Generation], current: Generation) -> None:
         """Deletes carry no condition: a keeper that was stopped must not delete by an old view of the run."""
         newest = generations.get(max(generations, default=0))
-        if newest is not None and newest.launch != current.launch:
+        if newest is not None and not newest.same_job(current):
             raise SupersededError(f"generation {newest.number} of launch {newest.launch} on {newest.node}")
         if newest is not None and boot_s() - self._read_s < _TRUST_S:
             return
         newer = await self._books.newer_generation(newest.number) if newest is not None else current
-        if newer is not None and newer.launch != current.launch:
+        if newer is not None and not newer.same_job(current):
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
         if newer is not None:
             raise self._books.incomplete(newer.key)

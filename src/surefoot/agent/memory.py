@@ -17,6 +17,7 @@ from surefoot.core.documents import Fields, parse_json
 from surefoot.core.image import round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
+from surefoot.core.twins import areas_bytes
 from surefoot.errors import CorruptError, ResourceError
 from surefoot.events import human_bytes
 from surefoot.home import Home
@@ -135,7 +136,7 @@ class Memory:
         """
         capacity = round_up(record_capacity)
         images = {rank: plan.image(rank) for rank in ranks if self.usable(plan, rank, capacity) is None}
-        step_bytes = sum(capacity + round_up(image.size_bytes) for image in images.values())
+        step_bytes = sum(slot_bytes(plan, rank, capacity) for rank in images)
         slots = _affordable_slots(step_bytes, num_slots)
         made: list[Segment] = []
         try:
@@ -159,6 +160,10 @@ class Memory:
         self._all.extend(made)
         return [self._usable(plan, rank, capacity) for rank in ranks]
 
+    def room_bytes(self) -> int:
+        """Memory that this run could have for its slots: what is free, and what its segments take now."""
+        return _free_bytes() + sum(segment.geometry.size_bytes for segment in self._all)
+
     def _usable(self, plan: Plan, rank: int, record_capacity: int) -> Segment:
         segment = self.usable(plan, rank, record_capacity)
         assert segment is not None
@@ -176,7 +181,7 @@ class Memory:
                 if segment.seq(slot) == sealed.seq:
                     self._give_up(segment, sealed, str(error))
                 return None
-            image_hash = await self._hash(segment, slot)
+            image_hash = await self.hash_bytes(segment.image(slot))
             # Hashing is no pin: the result is worth nothing if the slot moved on meanwhile.
             if segment.seq(slot) != sealed.seq:
                 return None
@@ -221,13 +226,19 @@ class Memory:
         Raises:
             CorruptError: with the rank whose bytes changed; that slot is given up.
         """
-        hashes = await asyncio.gather(*(self._hash(part.segment, part.sealed.slot) for part in images.parts))
+        hashes = await asyncio.gather(*(self.hash_bytes(part.segment.image(part.sealed.slot)) for part in images.parts))
         for part, image_hash in zip(images.parts, hashes, strict=True):
             if image_hash != part.image_hash or not part.unchanged():
                 why = f"image of rank {part.segment.rank} at step {images.at.step}: its bytes do not match its hash"
                 self._give_up(part.segment, part.sealed, why)
                 raise CorruptError(why)
             part.record()
+
+    async def sift(self, at: StepId, plan_hash: str) -> None:
+        """Hash what is here of a step again, and give up what is not what it was."""
+        for held in (await self.parts(at, plan_hash)).values():
+            if await self.hash_bytes(held.segment.image(held.sealed.slot)) != held.image_hash:
+                self.give_up(held, f"image at step {at.step}: its bytes do not match its hash")
 
     def void_all_but(self, kept: Iterable[Held]) -> None:
         """Empty every slot that is not kept: what a new generation does not continue is history."""
@@ -245,12 +256,12 @@ class Memory:
                 Path(segment.path).unlink(missing_ok=True)
             segment.close()
 
+    async def hash_bytes(self, data: memoryview) -> str:
+        """The hash of an image's bytes, made in a thread that gives way to training."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, data)
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _hash(self, segment: Segment, slot: int) -> str:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, segment.image(slot))
 
     def _is_good(self, held: Held) -> bool:
         try:
@@ -266,8 +277,17 @@ class Memory:
         self._on_bad(f"slot {sealed.slot} of rank {segment.rank}", why)
 
 
+def slot_bytes(plan: Plan, rank: int, record_capacity: int) -> int:
+    """What one slot of a rank takes."""
+    return round_up(record_capacity) + round_up(plan.image(rank).size_bytes) + areas_bytes(plan, rank)
+
+
+def _free_bytes() -> int:
+    return max(0, available_bytes() - _SPARE_BYTES)
+
+
 def _affordable_slots(step_bytes: int, num_slots: int) -> int:
-    have_bytes = max(0, available_bytes() - _SPARE_BYTES)
+    have_bytes = _free_bytes()
     slots = min(num_slots, have_bytes // step_bytes) if step_bytes else num_slots
     if slots < MIN_SLOTS:
         raise ResourceError(

@@ -12,9 +12,10 @@ from surefoot.agent.journal import Journal
 from surefoot.agent.memory import Held, Memory
 from surefoot.agent.needs import of_rank
 from surefoot.agent.relay import Relay
+from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
-from surefoot.agent.start import Beginning, Starter
+from surefoot.agent.start import Beginning, Starter, release
 from surefoot.clock import boot_s
 from surefoot.errors import SupersededError, SurefootError
 from surefoot.wire import Body
@@ -35,6 +36,7 @@ class Opening:
         starter: Starter,
         memory: Memory,
         shipper: Shipper,
+        clock: SaveClock,
         situation: Situation,
         journal: Journal,
         refusal: Callable[[], Body | None],
@@ -47,6 +49,7 @@ class Opening:
         self._starter = starter
         self._memory = memory
         self._shipper = shipper
+        self._clock = clock
         self._situation = situation
         self._journal = journal
         self._refusal = refusal
@@ -111,7 +114,7 @@ class Opening:
             self._enter(beginning)
             await self._hand_over(beginning, workers)
         finally:
-            self._starter.release(beginning.image)
+            release(beginning.image)
 
     async def _meet(self, workers: list[Worker], *, again: bool) -> None:
         first, ranks = workers[0], [worker.rank for worker in workers]
@@ -171,7 +174,7 @@ class Opening:
             if isinstance(answer, dict):
                 await worker.link.reply(answer, **({"error": errors[0]} if errors else {"ok": True}))
         if not errors:
-            self._shipper.restart_clock()
+            self._clock.restart()
             self._say_resumed(beginning, boot_s() - began_s)
 
     def _say_resumed(self, beginning: Beginning, load_s: float) -> None:

@@ -17,6 +17,7 @@ from surefoot.agent.fetch import ShardError
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.memory import Held, ImageSet, Memory
 from surefoot.agent.ranges import Portion
+from surefoot.agent.twins import Twins
 from surefoot.core.copies import Copy, Whole, wholes
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
@@ -57,19 +58,22 @@ class Spread:
 class Peers:
     """Tells what this node has, and asks for what others have."""
 
-    def __init__(self, fleet: Fleet, memory: Memory) -> None:
+    def __init__(self, fleet: Fleet, memory: Memory, twins: Twins) -> None:
         self._fleet = fleet
         self._memory = memory
+        self._twins = twins
         fleet.answer("inventory", self._tell_copies)
         fleet.answer("plan", self._tell_plan)
         fleet.answer("record", self._tell_record)
         fleet.answer("read", self._tell_bytes)
+        fleet.answer("sift", self._sift)
 
     async def whole(self, chain: Cuts | None = None) -> list[Whole]:
         """Steps that are whole in all nodes' memory together, best first.
 
         Args:
-            chain: the lineage, for a start; without it every step counts, and so does what some nodes alone tell.
+            chain: the lineage, for a start; without it every step counts, and so does what some nodes alone tell, with
+                what they have of those that do not.
 
         Raises:
             AgentError: for a start, if a node does not tell. Taken for empty, it could hold what is cut off by it.
@@ -79,9 +83,15 @@ class Peers:
         silent = sorted(set(self._fleet.others) - set(answers))
         if silent and chain is not None:
             raise AgentError(f"node {', '.join(silent)} does not tell what it has in memory")
+        twins = self._twins.copies()
         for node, body in answers.items():
-            told = [_copy_from_json(one) for one in Fields(body, f"inventory of {node}").items("copies")]
-            copies += [copy for copy in told if copy.node == node]
+            fields = Fields(body, f"inventory of {node}")
+            for found, name in ((copies, "copies"), (twins, "twins")):
+                told = [_copy_from_json(one) for one in fields.items(name)]
+                found += [copy for copy in told if copy.node == node]
+        if chain is None:
+            twins = [twin for twin in twins if self._fleet.node_of(twin.rank) in silent]
+        copies += _of_the_lost(copies, twins)
         return wholes(copies, [], chain if chain is not None else {copy.at.generation: inf for copy in copies})
 
     async def plan(self, spread: Spread) -> Plan:
@@ -111,12 +121,20 @@ class Peers:
     async def held(self, spread: Spread) -> ImageSet | None:
         """This node's part."""
         parts = await self._memory.parts(spread.at, spread.plan)
+        for copy in spread.holders:
+            if self.is_mine(copy) and copy.rank not in parts:
+                parts[copy.rank] = await self._twins.find(copy.at, copy.plan, copy.rank)
         same = tuple(
             held
             for rank, held in sorted(parts.items())
             if rank < len(spread.holders) and held.image_hash == spread.holders[rank].xxh3_128
         )
         return ImageSet(spread.at, spread.plan, same) if same else None
+
+    async def sift(self, spread: Spread) -> None:
+        """A step turned out bad: every node looks for what is wrong with its part, and gives that up."""
+        await self._memory.sift(spread.at, spread.plan)
+        await self._fleet.ask_all({"op": "sift", **spread.at.to_json(), "plan": spread.plan}, _ASK_WITHIN_S)
 
     async def _record(self, copy: Copy) -> Mapping[str, Any]:
         if self.is_mine(copy):
@@ -147,7 +165,10 @@ class Peers:
     # ------------------------------------------------------------------ answers
 
     async def _tell_copies(self, _node: str, _body: Body) -> Body:
-        return {"copies": [_copy_to_json(copy) for copy in copies_of(await self._memory.sets(), self._fleet.me)]}
+        return {
+            "copies": [_copy_to_json(copy) for copy in copies_of(await self._memory.sets(), self._fleet.me)],
+            "twins": [_copy_to_json(copy) for copy in self._twins.copies()],
+        }
 
     async def _tell_plan(self, _node: str, body: Body) -> Body:
         wanted = Fields(body, "plan").text("plan")
@@ -171,6 +192,11 @@ class Peers:
             raise ObjectMissingError("the image moved on while it was read")
         return {"data": data}
 
+    async def _sift(self, _node: str, body: Body) -> Body:
+        fields = Fields(body, "sift")
+        await self._memory.sift(StepId.of(fields), fields.text("plan"))
+        return {}
+
     async def _asked_for(self, body: Body) -> Held:
         fields = Fields(body, "question about an image")
         at = StepId.of(fields)
@@ -182,7 +208,7 @@ class Peers:
             held = await self._memory.hash_slot(segment, sealed.slot) if segment and sealed.at == at else None
             if held is not None:
                 return held
-        raise ObjectMissingError(f"the image of rank {rank} at step {at.step} is not here")
+        return await self._twins.find(at, plan, rank)
 
 
 class PeerPlace:
@@ -227,6 +253,12 @@ def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
         for one in sets
         for part in one.parts
     ]
+
+
+def _of_the_lost(copies: list[Copy], twins: list[Copy]) -> list[Copy]:
+    """Second copies of what no node has itself."""
+    here = {(copy.at, copy.plan, copy.rank) for copy in copies}
+    return [twin for twin in twins if (twin.at, twin.plan, twin.rank) not in here]
 
 
 def _about(copy: Copy) -> Body:

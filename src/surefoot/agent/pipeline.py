@@ -165,7 +165,7 @@ class Pipeline:
             newer = await self._books.newer_generation(current.number)
         except CorruptError as error:
             raise TierError(f"whether a newer launch owns the run cannot be told: {error}") from error
-        if newer is not None and newer.launch != current.launch:
+        if newer is not None and not newer.same_job(current):
             raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
 
 

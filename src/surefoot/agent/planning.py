@@ -11,11 +11,13 @@ from typing import Any
 from surefoot.agent.crew import Worker
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
-from surefoot.agent.memory import Memory
+from surefoot.agent.memory import Memory, slot_bytes
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
 from surefoot.core.plan import Plan, Report, make_plan
+from surefoot.core.twins import with_twins
 from surefoot.errors import AgentError, ResourceError, SurefootError
+from surefoot.events import human_bytes
 from surefoot.segment import Segment
 from surefoot.wire import Body
 
@@ -82,19 +84,46 @@ class Planner:
             "reports": [[worker.rank, request["report"]] for worker, request, _report in entries],
             "record_bytes": max(fields.integer("record_bytes") for fields in asked),
             "slots": max(fields.integer("slots") for fields in asked),
+            "room_bytes": self._memory.room_bytes(),
         }
         brought = [Fields(one, what) for one in await self._fleet.gather(what, mine)]
-        plan = make_plan(self._reports_of(brought, entries))
-        record_bytes = max(one.integer("record_bytes") for one in brought)
+        record_capacity = round_up(2 * max(one.integer("record_bytes") for one in brought) + _RECORD_SPARE_BYTES)
         num_slots = max(self._num_slots, *(one.integer("slots") for one in brought))
+        machines = _machines(brought, entries[0][0].world_size)
+        plan = self._plan_for(brought, self._reports_of(brought, entries), machines, record_capacity, num_slots)
         ranks = [worker.rank for worker, _request, _report in entries]
-        segments = await self._reserve_all(what, plan, ranks, record_bytes, num_slots)
+        segments = await self._reserve_all(what, plan, ranks, record_capacity, num_slots)
         self._say(plan, segments, num_slots)
         self._on_planned(plan)
         pinned = self._pinned()
         for (worker, request, _report), segment in zip(entries, segments, strict=True):
             slots = [slot for other, slot in pinned if other is segment]
             await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": slots}, (segment.fd,))
+
+    def _plan_for(
+        self,
+        brought: Sequence[Fields],
+        reports: Sequence[Report],
+        machines: Sequence[int],
+        record_capacity: int,
+        num_slots: int,
+    ) -> Plan:
+        """With twins if every machine has memory for them; else on none, since a plan is everybody's."""
+        plan = make_plan(reports)
+        twinned = with_twins(plan, reports, machines)
+        if not twinned.twins:
+            return plan
+        for machine, one in enumerate(brought):
+            ranks = [rank for rank, its_machine in enumerate(machines) if its_machine == machine]
+            need_bytes = num_slots * sum(slot_bytes(twinned, rank, record_capacity) for rank in ranks)
+            if need_bytes > one.integer("room_bytes"):
+                self._journal.record(
+                    "warning",
+                    what=f"node {self._fleet.nodes[machine]} has no memory for second copies of other machines' "
+                    f"images ({human_bytes(need_bytes)} in all): if a machine is lost, its newest steps are, too",
+                )
+                return plan
+        return twinned
 
     def _reports_of(self, brought: Sequence[Fields], entries: Sequence[_Entry]) -> list[Report]:
         """In rank order."""
@@ -109,14 +138,11 @@ class Planner:
         return [reports[rank] for rank in range(world_size)]
 
     async def _reserve_all(
-        self, what: str, plan: Plan, ranks: Sequence[int], record_bytes: int, num_slots: int
+        self, what: str, plan: Plan, ranks: Sequence[int], record_capacity: int, num_slots: int
     ) -> list[Segment]:
         """Reserve on every node, or on none: a rank without a segment could not take part in any save."""
         try:
-            segments, error = (
-                self._reserve(plan, ranks, round_up(2 * record_bytes + _RECORD_SPARE_BYTES), num_slots),
-                None,
-            )
+            segments, error = self._reserve(plan, ranks, record_capacity, num_slots), None
         except ResourceError as caught:
             segments, error = [], caught
         answers = await self._fleet.gather(f"{what} reserved", {"error": None if error is None else str(error)})
@@ -150,6 +176,7 @@ class Planner:
             bytes=sum(segment.geometry.image_bytes for segment in segments),
             slots=slots,
             slot_bytes=[segment.geometry.slot_stride for segment in segments],
+            twins_bytes=sum(segment.geometry.twins_bytes for segment in segments),
             place="shm" if all(segment.path for segment in segments) else "memfd",
         )
         if slots < num_slots:
@@ -160,3 +187,9 @@ class Planner:
             )
         for name in plan.mismatched:
             self._journal.record("warning", what=f"{name} differs between ranks: each rank keeps its own")
+
+
+def _machines(brought: Sequence[Fields], world_size: int) -> list[int]:
+    """By rank, the number of the node that brought its report."""
+    machine_of = {rank: number for number, one in enumerate(brought) for rank, _report in one.items("reports")}
+    return [machine_of.get(rank, 0) for rank in range(world_size)]

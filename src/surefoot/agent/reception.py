@@ -15,6 +15,7 @@ from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
+from surefoot.agent.leftovers import Leftovers
 from surefoot.agent.memory import Memory
 from surefoot.agent.needs import NeedsDesk
 from surefoot.agent.pins import Pins
@@ -53,6 +54,7 @@ class Reception:
         planner: Planner,
         pins: Pins,
         shipper: Shipper,
+        leftovers: Leftovers,
         hasher: Hasher,
         eviction: Eviction,
         frozen: FrozenDesk,
@@ -70,6 +72,7 @@ class Reception:
         self._planner = planner
         self._pins = pins
         self._shipper = shipper
+        self._leftovers = leftovers
         self._hasher = hasher
         self._eviction = eviction
         self._frozen = frozen
@@ -293,7 +296,7 @@ class Reception:
         await worker.link.reply(body, error=why, ok=why is None)
 
     async def _answer_ensure(self, worker: Worker, body: Body) -> None:
-        why = await self._shipper.ensure(Fields(body, "ensure").integer("step"))
+        why = await self._leftovers.ensure(Fields(body, "ensure").integer("step"))
         await worker.link.reply(body, error=why, ok=why is None)
 
     async def _answer_bye(self, worker: Worker, body: Body) -> None:

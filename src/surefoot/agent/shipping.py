@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from surefoot.agent.commits import Commits
-from surefoot.agent.deliveries import Deliveries, Delivery, Order, Part
+from surefoot.agent.deliveries import Deliveries, Delivery, Part
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
 from surefoot.agent.outcomes import Outcomes
-from surefoot.agent.peers import Peers
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
 from surefoot.agent.precedence import Newest, Precedence
+from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.situation import Situation
 from surefoot.agent.speed import Speed
 from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s
-from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
-from surefoot.core.documents import Fields
 from surefoot.core.emergency import Forecast, Rest
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest
-from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
+from surefoot.errors import (
+    AgentError,
+    CorruptError,
+    SupersededError,
+    TierError,
+    TierFullError,
+)
 from surefoot.segment import Segment
-from surefoot.wire import Body
 
 _ATTEMPTS = {"periodic": 3, "manual": 8, "final": 8}
 """Tries before a save is given up. Emergency ones are tried until the deadline ends everything."""
 _LONGEST_PAUSE_S = 20.0
 _FIRST_PAUSE_S = 0.5
 _RETENTION_EVERY_S = 5.0
-_CHOOSE_WITHIN_S = 10.0
-_ENSURE_S = 60.0
-"""Given to all ranks to seal the last step, when nothing is being shipped."""
 
 
 class Shipper:
@@ -48,7 +47,6 @@ class Shipper:
     def __init__(
         self,
         fleet: Fleet,
-        peers: Peers,
         memory: Memory,
         pipeline: Pipeline,
         commits: Commits,
@@ -57,12 +55,11 @@ class Shipper:
         frozen: FrozenDesk,
         journal: Journal,
         situation: Situation,
-        cadence: Cadence,
+        clock: SaveClock,
         copies: bool,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._fleet = fleet
-        self._peers = peers
         self._memory = memory
         self._pipeline = pipeline
         self._commits = commits
@@ -71,7 +68,7 @@ class Shipper:
         self._frozen = frozen
         self._journal = journal
         self._situation = situation
-        self._cadence = cadence
+        self._clock = clock
         self._copies = copies
         self._deliveries = Deliveries()
         self._task: asyncio.Task[None] | None = None
@@ -79,8 +76,6 @@ class Shipper:
         self._interrupted: Delivery | None = None
         self._wake = asyncio.Event()
         self._outcomes = Outcomes()
-        self._periodic = asyncio.Event()
-        self._due_s = 0.0
         self._retained_s = 0.0
         self._changed = asyncio.Event()
         self._dropped: dict[int, tuple[StepId, str]] = {}
@@ -94,8 +89,6 @@ class Shipper:
         self._upload_until_s: float | None = None
         """When an eviction's uploads must be done."""
         self._precedence = Precedence(fleet, journal, self._forecast)
-        fleet.answer("ship newest", self._asked_to_ship_newest)
-        fleet.hear("ship", self._hear_order)
 
     # ------------------------------------------------------------------ what comes in
 
@@ -146,7 +139,8 @@ class Shipper:
             if not delivery.complete and rank not in delivery.parts:
                 await self._give_up(delivery, f"rank {rank} left before it took part")
 
-    def _ship(self, images: ImageSet, trigger: str, name: str) -> None:
+    def ship(self, images: ImageSet, trigger: str, name: str) -> None:
+        """Deliver images that this node has kept, under a name that all nodes know."""
         delivery = Delivery.of(images, trigger, name)
         self._deliveries.add(delivery)
         self._whole(delivery)
@@ -163,73 +157,6 @@ class Shipper:
             return None
         # What nobody is at work on any more nobody would ever answer for.
         return await self._outcomes.wait(at) if self._deliveries.delivering(at) else self._outcomes.of(at)
-
-    async def ensure(self, step: int) -> str | None:
-        """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
-        end_s = boot_s() + _ENSURE_S
-        while boot_s() < end_s or self.busy():
-            committed = self._situation.committed
-            if committed is not None and committed.step >= step:
-                return None
-            under_way = max((delivery.at for delivery in self._deliveries.all()), default=None)
-            if under_way is not None and under_way.step >= step:
-                why = await self.wait(under_way)
-                if why is not None:
-                    return f"step {step} could not be made durable: {why}"
-            elif not await self.ship_newest("final"):
-                await self.something(0.05)
-        return f"step {step} is neither durable nor in memory"
-
-    async def ship_newest(self, trigger: str) -> bool:
-        """Ship the newest whole image that is not durable, on all nodes. False if there is none.
-
-        One node chooses: two that chose by themselves could wait for each other's other choice.
-        """
-        if self._fleet.leads:
-            return await self._choose(trigger)
-        leader = self._fleet.leader
-        try:
-            answer = await self._fleet.ask(leader, {"op": "ship newest", "trigger": trigger}, _CHOOSE_WITHIN_S)
-        except AgentError as error:
-            self._journal.record("warning", what=f"the newest step is not shipped yet: {error}")
-            return True
-        return bool(answer.get("found"))
-
-    async def _asked_to_ship_newest(self, _node: str, body: Body) -> Body:
-        return {"found": await self._choose(Fields(body, "ship newest").text("trigger"))}
-
-    async def _choose(self, trigger: str) -> bool:
-        if not self._situation.has_generation:
-            return False
-        safe = self._situation.committed
-        newest = next(iter(await self._peers.whole()), None)
-        if newest is None or (safe is not None and newest.at <= safe):
-            return False
-        if not self._deliveries.delivering(newest.at):
-            order = Order(newest.at, newest.plan, trigger, f"{trigger} {newest.at.step} {secrets.token_hex(4)}")
-            self._fleet.tell_all({"op": "ship", **order.to_json()})
-            await self._ordered(order)
-        return True
-
-    def _hear_order(self, _node: str, body: Body) -> None:
-        self._spawn(self._ordered(Order.from_json(body)))
-
-    async def _ordered(self, order: Order) -> None:
-        """Ship this node's images of a step that was chosen for all."""
-        parts = await self._memory.parts(order.at, order.plan)
-        images = ImageSet(order.at, order.plan, tuple(parts[rank] for rank in sorted(parts)))
-        if not parts and self._fleet.alone:
-            return
-        if not parts or not await self._pins.pin(images):
-            self._commits.give_up(order.name, "its image moved on before it could be kept")
-        elif not self._deliveries.delivering(order.at):
-            self._ship(images, order.trigger, order.name)
-
-    def all_durable(self) -> bool:
-        """True if memory holds nothing newer than the newest commit."""
-        safe = self._situation.committed
-        sealed = (s.at for segment in self._memory.segments for s in segment.all_sealed())
-        return all(safe is not None and at <= safe for at in sealed)
 
     async def something(self, within_s: float) -> None:
         """Wait until a delivery ended, well or not, or the time is up."""
@@ -254,6 +181,13 @@ class Shipper:
     def busy(self) -> bool:
         return bool(self._deliveries.all())
 
+    def delivering(self, at: StepId) -> bool:
+        return self._deliveries.delivering(at)
+
+    def newest(self) -> StepId | None:
+        """The newest step that is being delivered."""
+        return max((delivery.at for delivery in self._deliveries.all()), default=None)
+
     async def drop_incomplete(self) -> None:
         """Forget what can no longer complete, because the trainers that were to complete it are gone."""
         for delivery in [d for d in self._deliveries.waiting if not d.complete]:
@@ -264,29 +198,6 @@ class Shipper:
         periodic = [delivery for delivery in self._deliveries.all() if delivery.trigger == "periodic"]
         for delivery in periodic:
             await self._abandon(delivery, "an image that must be taken needed its slot")
-
-    # ------------------------------------------------------------------ cadence
-
-    def restart_clock(self) -> None:
-        """A new generation trains: its first durable save is due at once."""
-        self._due_s = 0.0
-        self._periodic.set()
-
-    async def keep_time(self) -> None:
-        """Raise the board's wish for a durable save whenever one is due."""
-        interval_s = self._cadence.interval_s or 0.0
-        if interval_s > LONG_INTERVAL_S:
-            self._journal.record("warning", what=f"durable saves are {interval_s / 60:.0f} minutes apart")
-        while True:
-            await self._periodic.wait()
-            self._periodic.clear()
-            await asyncio.sleep(max(0.0, self._due_s - boot_s()))
-            await self._frozen.ready()
-            if not self._fleet.leads:
-                # All ranks hear of it at the boundary; two clocks would save twice.
-                continue
-            board = self._situation.board
-            board.set_node(NodeWord.DURABLE_WANTED, board.node(NodeWord.DURABLE_WANTED) + 1)
 
     # ------------------------------------------------------------------ the work
 
@@ -371,9 +282,7 @@ class Shipper:
         if self._copies and not delivery.preempts and not self._deliveries.urgent():
             await self._copy(images, manifest)
         await self._unpin(delivery)
-        self._due_s = next_start(self._cadence, started_ns / 1e9, boot_s(), manifest.size_bytes)
-        if delivery.trigger == "periodic":
-            self._periodic.set()
+        self._clock.saved(started_ns / 1e9, manifest.size_bytes, again=delivery.trigger == "periodic")
         await self._retain(manifest)
 
     async def _retain(self, manifest: Manifest) -> None:
@@ -443,8 +352,7 @@ class Shipper:
         await self._let_go(delivery, why)
         if delivery.trigger == "periodic":
             # Training goes on; a fresher step is taken instead.
-            self._due_s = boot_s() + _FIRST_PAUSE_S * 2**delivery.attempt
-            self._periodic.set()
+            self._clock.wish_in(_FIRST_PAUSE_S * 2**delivery.attempt)
 
     async def _let_go(self, delivery: Delivery, why: str) -> None:
         self._deliveries.remove(delivery)

@@ -21,6 +21,7 @@ from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.recovery import Source, ranking
 from surefoot.core.retention import abandoned_steps, to_retire
+from surefoot.core.twins import with_twins
 
 _Result = TypeVar("_Result")
 _PLAN_HASH = "a" * 32
@@ -76,6 +77,7 @@ def to_json(rows: Sequence[ScaleRow]) -> dict[str, object]:
     return {"results": [asdict(row) for row in rows]}
 
 
+_RANKS_A_MACHINE = 4
 Take = Callable[[str, int, int, Callable[[], Any]], Any]
 
 
@@ -100,7 +102,9 @@ def _quickest(work: Callable[[], _Result], rounds: int) -> tuple[float, _Result]
 
 def _plans(ranks: int, tensors: int, take: Take) -> None:
     replicated, sharded = _replicated(ranks, tensors), _sharded(ranks, tensors)
-    take("plan, replicated", ranks, tensors, lambda: make_plan(replicated))
+    copied: Plan = take("plan, replicated", ranks, tensors, lambda: make_plan(replicated))
+    machines = [rank // _RANKS_A_MACHINE for rank in range(ranks)]
+    take("twins, replicated", ranks, tensors, lambda: with_twins(copied, replicated, machines))
     plan: Plan = take("plan, sharded", ranks, tensors, lambda: make_plan(sharded))
     take("all ranks' images", ranks, tensors, lambda: _all_images(_afresh(plan)))
     body = plan.body

@@ -8,7 +8,7 @@ slept through a restart are then harmless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 
 from surefoot.core.layout import StepId
@@ -48,14 +48,19 @@ def counts(at: StepId, chain: Cuts) -> bool:
     return at.generation in chain and at.step <= chain[at.generation]
 
 
-def superseding(generations: Mapping[int, Generation], launch: str) -> Generation | None:
-    """The newest generation, if another launch made it after one of this launch's own: then this one has been replaced.
+def superseding(generations: Mapping[int, Generation], launches: Collection[str]) -> Generation | None:
+    """The newest generation, if another job made it after one of this job's own: then this one has been replaced.
 
-    A launch that has made none yet is the newer one itself. Whoever was replaced must not claim a further generation:
-    two launches would stop each other for ever.
+    A job that has made none yet is the newer one itself. Whoever was replaced must not claim a further generation: two
+    jobs would stop each other for ever.
+
+    Args:
+        generations: by number.
+        launches: of the machines that are to train now. Machines that are new in a job, or lost to it, make no other
+            job of it, since a generation names the launches of all its machines.
     """
     if not generations:
         return None
     newest = generations[max(generations)]
-    mine = any(generation.launch == launch for generation in generations.values())
-    return newest if mine and newest.launch != launch else None
+    mine = any(generation.is_of(launches) for generation in generations.values())
+    return newest if mine and not newest.is_of(launches) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -74,10 +74,20 @@ class Generation:
     world_size: int
     node: str
     created: float
+    launches: tuple[str, ...] = ()
+    """On several machines each start is a launch of its own: those of all of them, `launch` being that of rank 0's."""
 
     @property
     def key(self) -> str:
         return generation_key(self.number)
+
+    def is_of(self, launches: Collection[str]) -> bool:
+        """True if one of these made it: machines come and go, but a job goes on with some that it had."""
+        return not {self.launch, *self.launches}.isdisjoint(launches)
+
+    def same_job(self, other: Generation) -> bool:
+        """True if this one and another are of one job."""
+        return self.is_of({other.launch, *other.launches})
 
     def to_bytes(self) -> bytes:
         return seal(
@@ -88,6 +98,7 @@ class Generation:
                 "world_size": self.world_size,
                 "node": self.node,
                 "created": self.created,
+                **({"launches": list(self.launches)} if self.launches else {}),
             }
         )
 
@@ -100,6 +111,9 @@ class Generation:
         parent = _optional_parent(fields, what)
         if parent is not None and parent.generation >= number:
             raise CorruptError(f"{what}: generation {number} names generation {parent.generation} as its parent")
+        launches = fields.items("launches") if "launches" in fields.body else []
+        if any(type(launch) is not str for launch in launches):
+            raise CorruptError(f"{what}: launches are {launches!r}")
         return cls(
             number,
             fields.text("launch"),
@@ -107,6 +121,7 @@ class Generation:
             fields.integer("world_size", 1),
             fields.text("node"),
             fields.number("created"),
+            tuple(launches),
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from surefoot.core.image import Box, round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
 from surefoot.core.slots import NEVER, SlotView, reusable
+from surefoot.core.twins import areas
 from surefoot.segment import Segment
 from surefoot.trainer.copying import Pair
 from surefoot.trainer.flatten import NamedTensor
@@ -25,12 +28,13 @@ class Stager:
     ) -> None:
         self.segment = segment
         self.plan = plan
-        self.names = _slot_leaves(plan, rank)
-        """Of a slot's leaves, in the image's order."""
+        places = _slot_places(plan, rank)
+        self.names = [place.leaf for place in places]
+        """Of a slot's leaves, in the slot's order."""
         self.memory = memory_view(segment.memory)
         numbers = {named.name: number for number, named in enumerate(tensors)}
         self._numbers = [numbers[name] for name in self.names]
-        self._views = _slot_views(self.memory, segment, plan, rank)
+        self._views = _slot_views(self.memory, segment, places)
         self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
         self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
         """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
@@ -111,13 +115,32 @@ class Stager:
         return sealed.at.step if sealed is not None else NEVER
 
 
-def _slot_leaves(plan: Plan, rank: int) -> list[str]:
-    leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank}
-    return [leaf_of[box.name] for box, _offset in plan.image(rank).places]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a leaf stands in a slot, from the begin of the rank's own image."""
+
+    leaf: str
+    box: Box
+    offset: int
 
 
-def _slot_views(memory: torch.Tensor, segment: Segment, plan: Plan, rank: int) -> list[list[torch.Tensor]]:
-    """For each slot, the places of its leaves in the image's order."""
-    places = plan.image(rank).places
+def _slot_places(plan: Plan, rank: int) -> list[_Place]:
+    """The leaves of the rank's image in its order, then those of the twins that it keeps."""
+    places = _image_places(plan, rank, 0, own=True)
+    twins_start = round_up(plan.image(rank).size_bytes)
+    for other, start in areas(plan, rank).items():
+        places += _image_places(plan, other, twins_start + start, own=False)
+    return places
+
+
+def _image_places(plan: Plan, rank: int, start: int, *, own: bool) -> list[_Place]:
+    item_of = {item.box.name: item for item in plan.kept_by(rank) if not item.frozen}
+    found = [(item_of[box.name], box, offset) for box, offset in plan.image(rank).places]
+    # What another rank has for itself alone comes to its twin by another way.
+    return [_Place(item.leaf, box, start + offset) for item, box, offset in found if own or item.spread != "local"]
+
+
+def _slot_views(memory: torch.Tensor, segment: Segment, places: Sequence[_Place]) -> list[list[torch.Tensor]]:
+    """For each slot, its places."""
     starts = [segment.geometry.image_offset(slot) for slot in range(segment.num_slots)]
-    return [[box_view(memory, box, start + offset) for box, offset in places] for start in starts]
+    return [[box_view(memory, place.box, start + place.offset) for place in places] for start in starts]

@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from stage import Stage
 from warm import Job, processes_with, until
 
+from surefoot.core.documents import unseal
+from surefoot.core.image import PAGE_BYTES
 from surefoot.core.layout import parse_commit
 from surefoot.core.manifest import Manifest
 from surefoot.s3_server import S3Server
@@ -40,6 +42,11 @@ class World:
     @property
     def size(self) -> int:
         return self.nodes * self.ranks
+
+    @property
+    def has_twins(self) -> bool:
+        """Every rank's state is another machine's too."""
+        return self.nodes > 1 and self.layout != "fsdp"
 
 
 SAVED = {"ddp": World("ddp", 2), "fsdp": World("fsdp", 2), "hsdp": World("hsdp", 2, 2)}
@@ -85,6 +92,8 @@ class Train:
         for rank in range(world.size):
             jobs[rank // world.ranks].until_printed(f'["hangs", {rank}]')
             until(lambda rank=rank: self._is_sealed(rank), f"rank {rank}'s newest image")  # type: ignore[misc]
+            if world.has_twins:
+                until(lambda rank=rank: self._is_told(rank), f"what rank {rank} has for itself")  # type: ignore[misc]
         if "drives" in self._always:
             until(lambda: all(path.exists() for path in self._copies(world)), "copies on the drives")
         pids = list(processes_with(str(self._stage.memory)))
@@ -123,6 +132,15 @@ class Train:
         ((path, middle),) = self._newest(rank)
         _flip(path, middle)
 
+    def spoil_twins(self) -> None:
+        """Every second copy is damaged, of whichever step."""
+        for path in self._stage.memory.glob("*/*/*.seg"):
+            segment = open_segment_file(path)
+            layout = segment.geometry
+            for sealed in segment.all_sealed():
+                if layout.twins_bytes:
+                    _flip(path, layout.twins_offset(sealed.slot) + layout.twins_bytes - PAGE_BYTES)
+
     def committed(self) -> list[int]:
         """Ascending."""
         found = PlainS3(self._bucket).keys(f"{self._prefix}/") if self._bucket is not None else _files(self._stage.run)
@@ -131,13 +149,16 @@ class Train:
 
     def resumed(self, world: World) -> list[dict[str, Any]]:
         """What the nodes of the last launch say."""
+        return self.events("resumed")[-world.nodes :]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
         events = self._stage.history()
         if self._bucket is not None:
             plain = PlainS3(self._bucket)
             logs = [plain.read(key) or b"" for key in plain.keys(f"{self._prefix}/events/")]
             events = [json.loads(line) for log in logs for line in log.splitlines()]
             events.sort(key=lambda event: event["t"])
-        return [event for event in events if event["event"] == "resumed"][-world.nodes :]
+        return [event for event in events if event["event"] == kind]
 
     def assert_same_state(self, world: World, step: int, truth: Mapping[str, torch.Tensor]) -> None:
         """Tensor by tensor and byte by byte, on every rank of the last launch."""
@@ -153,6 +174,17 @@ class Train:
 
     def _is_sealed(self, rank: int) -> bool:
         return bool(self._newest(rank))
+
+    def _is_told(self, rank: int) -> bool:
+        """Another machine has what it needs to make a rank's newest image whole."""
+        for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.keepsake"):
+            try:
+                step = unseal(path.read_bytes(), path.name)["step"]
+            except FileNotFoundError:  # an older one, removed just now
+                continue
+            if step == SAVED_STEPS:
+                return True
+        return False
 
     def _newest(self, rank: int) -> list[tuple[Path, int]]:
         """A rank's image of the newest step in memory, once it is there: the file, and where in it the middle lies."""
@@ -265,8 +297,8 @@ def _cells(short: set[tuple[str, str, str]], tiers: Sequence[str]) -> list[Any]:
     ),
 )
 def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind: str, tier: str, size: str) -> None:
-    """What was saved by one world is what another one begins with. Memory that is left has the newest step; if a
-    machine's is gone with it, it is the newest durable one."""
+    """What was saved by one world is what another one begins with. Memory that is left has the newest step, also if a
+    machine's is gone with it, where replicas stand on another one; else it is the newest durable one."""
     saved, restored = SAVED[kind], RESTORED[size][kind]
     train = Train(stage, request.getfixturevalue("s3_server") if tier == "bucket" else None)
     train.killed(saved, save=(2,) if tier == "memory" else (2, SAVED_STEPS))
@@ -275,7 +307,7 @@ def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind
     train.arrange(*range(min(restored.nodes, saved.nodes)))
     durable = train.committed()[-1]
     assert (durable < SAVED_STEPS) == (tier == "memory")
-    in_memory = tier == "memory" and restored.nodes >= saved.nodes
+    in_memory = tier == "memory" and (restored.nodes >= saved.nodes or saved.has_twins)
     told = _restore(train, restored, SAVED_STEPS if in_memory else durable)
     if restored == saved:
         _assert_goes_on(train, told, restored, truth(stage, restored))
@@ -341,11 +373,12 @@ def test_machines_come_in_another_order(stage: Stage, truth: Get, kind: str, dri
     assert all(other in found for found in places), places
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", list(SAVED))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "hsdp" else pytest.mark.campaign) for kind in SAVED]
+)
 def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
-    """With its memory: the one that is left goes on alone from the newest durable step, and not from its own part of a
-    newer one."""
+    """With its memory: the one that is left goes on alone from the newest step, if it has all of it twice, and else
+    from the newest durable one, not from its own part of a newer one."""
     saved = SAVED[kind]
     alone = World(saved.layout, 1, saved.ranks)
     train = Train(stage)
@@ -353,8 +386,38 @@ def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
     train.arrange(1)
     durable = train.committed()[-1]
     assert durable < SAVED_STEPS
+    _restore(train, alone, SAVED_STEPS if saved.has_twins else durable)
+    assert [event["tier"] for event in train.resumed(alone)] == ["ram" if saved.has_twins else "disk"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("left", [0, pytest.param(1, marks=pytest.mark.campaign)])
+def test_a_new_machine_in_the_place_of_a_lost_one(stage: Stage, truth: Get, kind: str, left: int) -> None:
+    """Nothing but its empty place comes again: its ranks go on from the newest step, with every bit that they had,
+    their own random states among them."""
+    world = SAVED[kind]
+    train = Train(stage)
+    train.killed(world, save=(2,))
+    train.arrange(*([0] if left == 0 else [9, 1]))
+    told = _restore(train, world, SAVED_STEPS)
+    _assert_goes_on(train, told, world, truth(stage, world))
+    assert [event["tier"] for event in train.resumed(world)] == ["ram"] * 2
+
+
+def test_a_second_copy_that_is_damaged(stage: Stage) -> None:
+    """A machine is lost, and what stands twice has changed where it is left: it is not taken for the lost machine's,
+    and the run goes back to what is durable."""
+    saved = SAVED["ddp"]
+    train = Train(stage)
+    train.killed(saved, save=(2,))
+    train.spoil_twins()
+    train.arrange(0)
+    durable = train.committed()[-1]
+    alone = World("ddp", 1)
     _restore(train, alone, durable)
     assert [event["tier"] for event in train.resumed(alone)] == ["disk"]
+    warnings = [event["what"] for event in train.events("warning")]
+    assert any("put together on node" in what and "does not match its hash" in what for what in warnings), warnings
 
 
 @pytest.mark.campaign
@@ -362,13 +425,14 @@ def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
 @pytest.mark.parametrize("durable", [False, True], ids=["only-in-memory", "durable-too"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_machines_image_is_damaged(stage: Stage, truth: Get, kind: str, durable: bool, rank: int) -> None:
-    """Whichever machine's it is, all take the same: that step from the run's place, or else the one before, which is
-    whole in their memory."""
+    """Whichever machine's it is, all take the same: that step, if another machine has all of it too, or the run's place
+    has; or else the one before, which is whole in their memory."""
     world = SAVED[kind]
     train = Train(stage)
     train.killed(world, save=(2, SAVED_STEPS) if durable else (2,))
     train.spoil_memory(rank)
     assert (train.committed()[-1] == SAVED_STEPS) == durable
-    told = _restore(train, world, SAVED_STEPS if durable else SAVED_STEPS - 1)
+    told = _restore(train, world, SAVED_STEPS if durable or world.has_twins else SAVED_STEPS - 1)
     _assert_goes_on(train, told, world, truth(stage, world))
-    assert [event["tier"] for event in train.resumed(world)] == ["disk" if durable else "ram"] * 2
+    in_memory = world.has_twins or not durable
+    assert [event["tier"] for event in train.resumed(world)] == ["ram" if in_memory else "disk"] * 2

@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stage import Stage
 from warm import free_port, processes_with, until
+
+from surefoot.exits import SUPERSEDED
 
 SCENES = Path(__file__).with_name("node_scenes.py")
 
@@ -104,12 +108,7 @@ def test_two_supervised_machines(stage: Stage) -> None:
     """`surefoot run` on two machines: a trainer of one is killed and both start again, together, from the newest step
     in their memory; a SIGTERM to one of them is saved by both, and both say with their exit code that they are to be
     started again."""
-    stage.place.joinpath("log").mkdir()
-    arguments = json.dumps({"to": None, "total": 100_000, "kind": "fsdp", "wait": True})
-    command = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(stage.run), "--nnodes", "2"]
-    command += ["--rdzv", f"127.0.0.1:{free_port()}", str(SCENES), "train", arguments]
-    machines = [_Machine(stage, command, number) for number in range(2)]
-    try:
+    with _machines(stage, _command(stage), range(2)) as machines:
         until(lambda: all(machine.begun() for machine in machines), "the first start", 240.0)
         until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
         os.kill(machines[1].trainer(), signal.SIGKILL)
@@ -128,13 +127,50 @@ def test_two_supervised_machines(stage: Stage) -> None:
         machines[0].process.terminate()
         for machine in machines:
             assert machine.process.wait(120) == 75, machine.output
-    finally:
-        for machine in machines:
-            machine.process.kill()
     stage.until_quiet()
     committed = [event for event in stage.history() if event["event"] == "committed"]
     assert committed[-1]["trigger"] == "emergency"
     assert committed[-1]["step"] > max(steps)
+
+
+def test_two_jobs_of_two_machines_each(stage: Stage) -> None:
+    """The second one takes the run over. The first, whose next save is an hour away, hears of it when a trainer of it
+    dies: it does not start again, and says so with its exit code on both machines; the second one trains on."""
+    rare = ("--interval", "3600")
+    with _machines(stage, _command(stage, *rare), range(2)) as older:
+        until(lambda: all(machine.begun() for machine in older), "the first job's start", 240.0)
+        until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+        with _machines(stage, _command(stage, *rare), range(2, 4)) as newer:
+            until(lambda: all(machine.begun() for machine in newer), "the second job's start", 240.0)
+            os.kill(older[1].trainer(), signal.SIGKILL)
+            for machine in older:
+                assert machine.process.wait(240) == SUPERSEDED, machine.output
+            assert [len(machine.begun()) for machine in older + newer] == [1, 1, 1, 1]
+            newer[0].process.terminate()
+            for machine in newer:
+                assert machine.process.wait(120) == 75, machine.output
+    stage.until_quiet()
+    generations = sorted(path.name for path in stage.run.glob("generations/*"))
+    assert generations == ["g0001.json", "g0002.json"]
+    assert [event["by"].startswith("generation 2 of launch") for event in _events(stage, "superseded")] == [True] * 2
+
+
+def _command(stage: Stage, *options: str) -> list[str]:
+    """Of each machine of a job."""
+    arguments = json.dumps({"to": None, "total": 100_000, "kind": "fsdp", "wait": True})
+    command = [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(stage.run), "--nnodes", "2", *options]
+    return [*command, "--rdzv", f"127.0.0.1:{free_port()}", str(SCENES), "train", arguments]
+
+
+@contextmanager
+def _machines(stage: Stage, command: list[str], numbers: range) -> Iterator[list[_Machine]]:
+    stage.place.joinpath("log").mkdir(exist_ok=True)
+    machines = [_Machine(stage, command, number) for number in numbers]
+    try:
+        yield machines
+    finally:
+        for machine in machines:
+            machine.process.kill()
 
 
 def _events(stage: Stage, kind: str) -> list[dict[str, Any]]:

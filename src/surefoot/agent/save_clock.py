@@ -1,0 +1,54 @@
+"""The clock of durable saves: raises the board's wish for one whenever it is due, and learns how long the last took."""
+
+from __future__ import annotations
+
+import asyncio
+
+from surefoot.agent.fleet import Fleet
+from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.journal import Journal
+from surefoot.board import Board, NodeWord
+from surefoot.clock import boot_s
+from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
+
+
+class SaveClock:
+    """One wish at a time: the next is made when the save that it led to has ended, well or not."""
+
+    def __init__(self, fleet: Fleet, frozen: FrozenDesk, board: Board, journal: Journal, cadence: Cadence) -> None:
+        self._fleet = fleet
+        self._frozen = frozen
+        self._board = board
+        self._journal = journal
+        self._cadence = cadence
+        self._due_s = 0.0
+        self._running = asyncio.Event()
+
+    def restart(self) -> None:
+        """A new generation trains: its first durable save is due at once."""
+        self._due_s = 0.0
+        self._running.set()
+
+    def wish_in(self, pause_s: float) -> None:
+        """A save came to nothing; the next one is due then."""
+        self._due_s = boot_s() + pause_s
+        self._running.set()
+
+    def saved(self, started_s: float, size_bytes: int, *, again: bool) -> None:
+        """A step became durable. `again`: the clock had wished for it, and goes on."""
+        self._due_s = next_start(self._cadence, started_s, boot_s(), size_bytes)
+        if again:
+            self._running.set()
+
+    async def run(self) -> None:
+        interval_s = self._cadence.interval_s or 0.0
+        if interval_s > LONG_INTERVAL_S:
+            self._journal.record("warning", what=f"durable saves are {interval_s / 60:.0f} minutes apart")
+        while True:
+            await self._running.wait()
+            self._running.clear()
+            await asyncio.sleep(max(0.0, self._due_s - boot_s()))
+            await self._frozen.ready()
+            # All ranks hear of it at the boundary; two clocks would save twice.
+            if self._fleet.leads:
+                self._board.set_node(NodeWord.DURABLE_WANTED, self._board.node(NodeWord.DURABLE_WANTED) + 1)

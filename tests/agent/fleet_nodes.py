@@ -1,0 +1,53 @@
+"""Nodes of a round for tests: fleets that have met in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from surefoot.agent.fleet import Fleet
+from surefoot.tiers.disk import DiskTier
+
+ROUND = "round-0001"
+BOUND_S = 60.0
+
+
+class Node:
+    """A fleet, and the tasks that belong to it."""
+
+    def __init__(self, place: Path, name: str) -> None:
+        self.said: list[str] = []
+        self.dead: list[str] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.fleet = Fleet(DiskTier(place), "run-1", name, self.spawn, self.said.append, self.said.append)
+        self.fleet.on_dead = self.dead.append
+
+    def spawn(self, work: Any) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def nodes_of(place: Path, *names: str, ranks: int = 2) -> AsyncIterator[list[Node]]:
+    """Nodes with as many ranks each, in a round."""
+    nodes = [Node(place, name) for name in names]
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await asyncio.gather(
+                *(
+                    node.fleet.enter(ROUND, "127.0.0.1", list(range(n * ranks, (n + 1) * ranks)), ranks * len(nodes))
+                    for n, node in enumerate(nodes)
+                )
+            )
+            yield nodes
+    finally:
+        for node in nodes:
+            await node.end()

@@ -1,0 +1,222 @@
+"""Keepsakes and twins of two machines: a lost one's image is made whole, byte for byte, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from fleet_nodes import BOUND_S, Node, nodes_of
+
+from surefoot.agent.memory import Held, Memory
+from surefoot.agent.twins import Twins
+from surefoot.core.layout import StepId
+from surefoot.core.plan import Leaf, Plan, Report, make_plan
+from surefoot.core.twins import MAX_OWN_BYTES, areas, with_twins
+from surefoot.errors import CorruptError, ObjectMissingError
+from surefoot.home import Home
+from surefoot.segment import Segment
+
+STRUCTURE = '{"$dict":[],"type":"dict"}'
+SHARED = {f"t{n}": 3000 + 100 * n for n in range(6)}
+OWN = 700
+
+
+def _plan() -> Plan:
+    leaves = [Leaf(name, "uint8", (size,), "replicated", "same") for name, size in SHARED.items()]
+    reports = [Report((*leaves, Leaf("own", "uint8", (OWN,), "local")), STRUCTURE) for _ in range(2)]
+    return with_twins(make_plan(reports), reports, [0, 1])
+
+
+PLAN = _plan()
+
+
+@dataclass
+class Machine:
+    home: Home
+    memory: Memory
+    twins: Twins
+    segment: Segment
+    said: list[str]
+
+
+def _fill(segment: Segment, slot: int, step: int, record_bytes: int = 100) -> None:
+    """As a trainer would: its own image, and its replicas of what the twin's rank keeps."""
+    segment.begin(slot)
+    _put(segment.image(slot), segment.rank, segment.rank, step)
+    for rank, _start in areas(PLAN, segment.rank).items():
+        _put(segment.twin(slot, rank), rank, segment.rank, step)
+    record = {"step": step, "generation": 1, "rank": segment.rank, "more": "x" * record_bytes}
+    segment.seal(slot, StepId(step, 1), json.dumps(record).encode(), durable=False, staged_ns=step)
+
+
+def _put(image: memoryview, of_rank: int, by_rank: int, step: int) -> None:
+    item_of = {item.box.name: item for item in PLAN.kept_by(of_rank)}
+    for box, start in PLAN.image(of_rank).places:
+        item = item_of[box.name]
+        if item.spread != "local":
+            image[start : start + box.size_bytes] = (
+                bytes([(step + len(item.leaf + str(box.shape))) % 251]) * box.size_bytes
+            )
+        elif of_rank == by_rank:
+            image[start : start + box.size_bytes] = bytes([step % 251, of_rank]) * (box.size_bytes // 2)
+
+
+@pytest.fixture
+def homes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Home]]:
+    with ExitStack() as stack:
+
+        def take(name: str) -> Home:
+            # A socket's path is short.
+            base = stack.enter_context(tempfile.TemporaryDirectory(prefix="sf-test-", dir="/dev/shm"))
+            monkeypatch.setenv("SUREFOOT_SHM", base)
+            home = Home.take("run-1", "launch", name)
+            stack.callback(home.release)
+            return home
+
+        yield take
+
+
+@asynccontextmanager
+async def _two(place: Path, homes: Callable[[str], Home]) -> AsyncIterator[list[Machine]]:
+    async with nodes_of(place, "a", "b", ranks=1) as nodes:
+        machines = []
+        for rank, node in enumerate(nodes):
+            home = homes(node.fleet.me)
+            memory = Memory(home, lambda what, why: None)
+            said: list[str] = []
+            twins = Twins(home, node.fleet, memory, said.append)
+            (segment,) = memory.reserve(PLAN, [rank], 2 * MAX_OWN_BYTES, 2)
+            machines.append(Machine(home, memory, twins, segment, said))
+        yield machines
+
+
+async def _told(machines: list[Machine], step: int, slot: int = 0) -> Held:
+    """Both have sealed a step, and the first has told its keepsake."""
+    for machine in machines:
+        _fill(machine.segment, slot, step)
+    held = await machines[0].memory.hash_slot(machines[0].segment, slot)
+    assert held is not None
+    machines[0].twins.hashed(held)
+    await _until(lambda: any(copy.at.step == step for copy in machines[1].twins.copies()))
+    return held
+
+
+def _first_shared_byte() -> int:
+    shared = {item.box.name for item in PLAN.kept_by(0) if item.spread != "local"}
+    return next(start for box, start in PLAN.image(0).places if box.name in shared)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for is another's doing
+            await asyncio.sleep(0.005)
+
+
+def test_a_lost_image_is_made_whole(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """Every byte of it, its record and its hash; offered as what it is; and gone again when it is not needed."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            held = await _told(machines, 5)
+            twin = bytes(machines[1].segment.twin(0, 0))
+            assert twin != bytes(machines[0].segment.image(0))  # its own part is missing
+            (copy,) = machines[1].twins.copies()
+            assert (copy.at, copy.rank, copy.node) == (StepId(5, 1), 0, "b")
+            assert (copy.xxh3_128, copy.size_bytes) == (held.image_hash, len(twin))
+            made, again = await asyncio.gather(*(machines[1].twins.find(StepId(5, 1), PLAN.hash, 0) for _ in range(2)))
+            assert made is again
+            assert bytes(made.segment.image(0)) == bytes(machines[0].segment.image(0))
+            assert (made.image_hash, made.record()) == (held.image_hash, held.record())
+            assert made.segment.path is not None
+            machines[1].twins.forget()
+            assert not made.segment.path.exists()
+
+    asyncio.run(story())
+
+
+def test_whoever_replaces_an_agent_has_its_keepsakes(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """The newest four of a rank; a damaged one is said to be of no use, and what was half written is removed."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            for step in range(1, 7):
+                await _told(machines, step, step % 2)
+            directory = machines[1].home.directory
+            kept = sorted(directory.glob("*.keepsake"), key=lambda path: path.stat().st_mtime_ns)
+            assert len(kept) == 4
+            kept[-2].write_bytes(kept[-2].read_bytes().replace(b'"step":5', b'"step":4'))
+            (directory / "x.draft").write_bytes(b"half")
+            (directory / "x.rebuilt").write_bytes(b"half")
+            said: list[str] = []
+            successor = Twins(machines[1].home, Node(tmp_path, "b").fleet, machines[1].memory, said.append)
+            successor.adopt()
+            assert [copy.at.step for copy in successor.copies()] == [6]
+            assert [what for what in said if kept[-2].name in what]
+            assert not list(directory.glob("x.*"))
+            made = await successor.find(StepId(6, 1), PLAN.hash, 0)
+            assert bytes(made.segment.image(0)) == bytes(machines[0].segment.image(0))
+            successor.forget()
+
+    asyncio.run(story())
+
+
+def test_a_step_whose_slot_moved_on_is_not_offered(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """The twin went with the slot; the keepsake alone is nothing."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            await _told(machines, 5)
+            _fill(machines[1].segment, 0, 6)
+            assert machines[1].twins.copies() == []
+            with pytest.raises(ObjectMissingError, match="rank 0 at step 5"):
+                await machines[1].twins.find(StepId(5, 1), PLAN.hash, 0)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("where", ["shared", "own"])
+def test_replicas_that_differ_are_not_taken_for_the_same(
+    tmp_path: Path, homes: Callable[[str], Home], where: str
+) -> None:
+    """One bit of the second copy, or of what was told: an error that names rank, step and node, and nothing is left."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            await _told(machines, 5)
+            if where == "shared":
+                machines[1].segment.twin(0, 0)[_first_shared_byte()] ^= 1
+            else:
+                ((keepsake, path),) = machines[1].twins._kept[0].values()
+                wrong = bytes([keepsake.own[0] ^ 1, *keepsake.own[1:]])
+                machines[1].twins._kept[0][keepsake.key] = (replace(keepsake, own=wrong), path)
+            with pytest.raises(CorruptError, match="rank 0 at step 5, put together on node b"):
+                await machines[1].twins.find(StepId(5, 1), PLAN.hash, 0)
+            assert machines[1].twins.copies() == []
+            left = {path.suffix for path in machines[1].home.directory.iterdir()}
+            assert left.isdisjoint({".keepsake", ".rebuilt", ".draft"})
+
+    asyncio.run(story())
+
+
+def test_a_record_that_is_too_large_is_said_once(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """It is not told, and a person hears what that means."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            for step in (5, 6):
+                _fill(machines[0].segment, 0, step, MAX_OWN_BYTES)
+                held = await machines[0].memory.hash_slot(machines[0].segment, 0)
+                assert held is not None
+                machines[0].twins.hashed(held)
+            (said,) = machines[0].said
+            assert "rank 0" in said
+            await _told(machines, 7, 1)
+            assert [copy.at.step for copy in machines[1].twins.copies()] == [7]
+
+    asyncio.run(story())
