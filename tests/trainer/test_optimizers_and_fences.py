@@ -143,6 +143,34 @@ def test_what_an_optimizer_without_a_hook_changes_is_copied_at_the_boundary(tmp_
     assert watched.sealed >= {1, 2, 3, 4, 5}
 
 
+@pytest.mark.parametrize("with_model", [True, False])
+def test_a_compiled_step_is_fenced_like_any_other(tmp_path: Path, with_model: bool) -> None:
+    """Copied behind the next step, each image right; and the compiler is given nothing of what the fence does."""
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        compiled.extend(node.stack_trace or "" for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = _model(512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    called = torch.compile(model, backend=backend) if with_model else model
+    step_compiled = torch.compile(lambda: optimizer.step(), backend=backend)
+    watched = Watched(tmp_path / "run", model=called, optimizer=optimizer)
+    for step in watched.steps(8, lambda: _kept(model)):
+        if step > 2:
+            assert watched.boundary._taker.overlapped_bytes > 2**22
+        model.zero_grad()
+        called(torch.randn(8, 512)).square().mean().backward()
+        step_compiled()
+    torch._dynamo.reset()
+    assert watched.sealed >= {1, 2, 3, 4, 5, 6, 7}
+    assert watched.changing == set()
+    assert [trace for trace in compiled if "torch/optim" in trace]
+    assert [trace for trace in compiled if "surefoot/trainer" in trace] == []
+
+
 class _Wrapper(torch.optim.Optimizer):
     """As libraries make them: an optimizer by name, which passes everything on and never calls the base's own init."""
 

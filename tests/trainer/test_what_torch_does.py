@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -171,6 +173,26 @@ def test_the_hook_fires_in_a_compiled_step(backend: str) -> None:
         compiled()
         assert len(heard) == step + 1
     torch._dynamo.reset()
+
+
+_COMPILED_FIRST = """
+import torch
+model = torch.compile(torch.nn.Linear(3, 3), backend="eager")
+model(torch.ones(2, 3))
+heard = []
+for make in (torch.optim.AdamW, torch.optim.SGD):
+    optimizer = make(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: heard.append(1))
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+print(len(heard))
+"""
+
+
+def test_the_hook_fires_for_optimizers_made_after_a_compilation() -> None:
+    """In a process of its own, since a class gets its hooks with its first optimizer: compiling changes classes."""
+    done = subprocess.run([sys.executable, "-c", _COMPILED_FIRST], capture_output=True, check=True)
+    assert done.stdout.split() == [b"2"]
 
 
 def test_what_a_hook_raises_comes_out_of_the_step() -> None:

@@ -8,7 +8,6 @@ from a captured graph, or skipped by a gradient scaler, says nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ class Fences:
         for number, optimizer in now.items():
             stepping = _stepping(optimizer) if number not in self._hooked else None
             if stepping is not None:
-                self._hooked[number] = (optimizer, stepping.register_step_pre_hook(partial(self._hook, number)))
+                self._hooked[number] = (optimizer, stepping.register_step_pre_hook(self._hook(number)))
 
     def take_fired(self) -> tuple[Optimizer, ...]:
         """The optimizers whose hook fired since this was last asked."""
@@ -47,9 +46,13 @@ class Fences:
             handle.remove()
         self._hooked.clear()
 
-    def _hook(self, number: int, _stepping: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._fired.add(number)
-        self._on_fence()
+    def _hook(self, number: int) -> Callable[[Optimizer, Any, Any], None]:
+        def hook(_stepping: Optimizer, _args: Any, _kwargs: Any) -> None:
+            self._fired.add(number)
+            self._on_fence()
+
+        # In a step that is compiled the fence would be traced and compiled too, copies and all.
+        return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _stepping(optimizer: Optimizer) -> Optimizer | None:
