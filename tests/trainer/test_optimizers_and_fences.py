@@ -233,6 +233,23 @@ def test_an_optimizer_in_a_wrapper_is_heard_or_copied_at_the_boundary(tmp_path: 
     assert ends[0] != ends[1]
 
 
+def test_optimizers_that_step_inside_backward_are_fenced_there(tmp_path: Path) -> None:
+    """One optimizer a parameter, run as soon as its gradient is there: the first of them waits for the copy, and each
+    image is the state at its boundary."""
+    model = _model(512)
+    optimizers = [torch.optim.AdamW([parameter]) for parameter in model.parameters()]
+    for parameter, optimizer in zip(model.parameters(), optimizers, strict=True):
+        parameter.register_post_accumulate_grad_hook(lambda _p, optimizer=optimizer: optimizer.step())  # type: ignore[misc]
+    watched = Watched(tmp_path / "run", model=model, optimizers=optimizers)
+    for step in watched.steps(7, lambda: _kept(model)):
+        if step > 2:
+            assert watched.boundary._taker.overlapped_bytes > 2**22
+        model.zero_grad()
+        model(torch.randn(8, 512)).square().mean().backward()
+    assert watched.sealed >= {1, 2, 3, 4, 5, 6}
+    assert watched.changing == set()
+
+
 def _ticks(fences: Fences, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
     for _step in range(3):
         _train(model, optimizer)
