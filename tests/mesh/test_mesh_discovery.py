@@ -178,7 +178,7 @@ def test_a_place_that_stumbles_is_asked_again_and_one_that_refuses_is_not(tmp_pa
         stumbling: Tier = _Faulty(tier, [TierError("slow down"), TierError("slow down")])  # type: ignore[assignment]
         assert list(await gather(stumbling, _ROUND, BOUND_S)) == ["a"]
         dead: Tier = _Faulty(tier, [TierError("no route")] * 1000)  # type: ignore[assignment]
-        with pytest.raises(AgentError, match=r"all ranks did not come .*the last look failed: no route"):
+        with pytest.raises(AgentError, match=r"cannot be told after .*failed at the last look: no route"):
             await gather(dead, _ROUND, 0.2)
         denied: Tier = _Faulty(tier, [TierDeniedError("denied")])  # type: ignore[assignment]
         with pytest.raises(TierDeniedError):

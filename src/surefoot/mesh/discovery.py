@@ -157,9 +157,13 @@ def _who_is_missing(
     tier: Tier, round_nonce: str, found: dict[str, Presence], census: Census, within_s: float, trouble: str
 ) -> str:
     here = ", ".join(sorted(found)) or "none"
+    if trouble:
+        return (
+            f"who has come to round {round_nonce} cannot be told after {within_s:g} s (nodes seen: {here}); "
+            f"the run's place failed at the last look: {trouble}"
+        )
     who = f"rank(s) {spans(census.missing)} of {census.world_size}" if found else "all ranks"
-    why = f"; the last look failed: {trouble}" if trouble else ""
     return (
-        f"{who} did not come to round {round_nonce} within {within_s:g} s (nodes here: {here}){why}; "
+        f"{who} did not come to round {round_nonce} within {within_s:g} s (nodes here: {here}); "
         f"do all nodes run, with the same run ({tier.uri})?"
     )
