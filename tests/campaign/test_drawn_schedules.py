@@ -1,0 +1,31 @@
+"""What the campaign draws, without carrying it out."""
+
+from __future__ import annotations
+
+from schedules import Setting, schedule
+
+from surefoot.scenario.events import LASTING, Kind
+
+_SEEDS = range(300)
+
+
+def test_every_kind_is_drawn_and_by_the_seed_alone() -> None:
+    """Three hundred seeds draw each kind of fault, and the same seed the same schedule."""
+    drawn = [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
+    assert {event.kind for events in drawn for event in events} >= set(Kind) - {Kind.KILL_SUPERVISOR, Kind.CLOCK}
+    assert drawn == [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
+
+
+def test_a_store_hangs_only_where_there_is_a_server() -> None:
+    """Its server is stopped, so there must be one; with or without links that can be cut. Long enough for requests to
+    be given up only at the end: training goes on meanwhile, and would be over before a next event."""
+    for links in (False, True):
+        hangs = []
+        for seed in _SEEDS:
+            setting = Setting.of(seed, 3)
+            events = schedule(setting, links=links)
+            found = [event for event in events if event.kind is Kind.STORE_HANG]
+            assert setting.object_store or not found
+            assert all(event.lasts_s <= 20.0 for event in events[:-1] if event.kind in LASTING)
+            hangs += found
+        assert {event.lasts_s for event in hangs} == {1.0, 6.0, 20.0, 75.0}
