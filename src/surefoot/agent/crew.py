@@ -201,6 +201,8 @@ class Crew:
 
     def _died(self, worker: Worker) -> None:
         self._forget(worker)
+        if self._launcher_pidfd >= 0 and (worker.failed or not worker.leaving):
+            _end_group(worker.pid)
         for future in worker.answers.values():
             if not future.done():
                 future.set_exception(AgentError(f"rank {worker.rank} died"))
@@ -210,3 +212,18 @@ class Crew:
     def _kill(self, worker: Worker) -> None:
         if self._workers.get(worker.rank) is worker:
             signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+
+
+def _end_group(pid: int) -> None:
+    """End what a supervised trainer has left behind: its children would keep ports and memory from the next one.
+
+    torchrun makes each trainer the leader of a group, and ends the groups of those that live, not of one that died. A
+    process's number is not given to another one while it names a group, nor before its end was seen by its parent.
+    """
+    if pid == os.getpgrp():
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        # Nobody is left of it, or nobody whom we started.
+        return
