@@ -135,6 +135,9 @@ class _Views:
         Raises:
             CorruptError: that part of its rank's image is not there.
         """
+        if not all(region.lengths):
+            # Of an image that holds nothing else nobody may have asked for anything.
+            return torch.empty(region.lengths, dtype=torch_dtype(item.box.dtype))
         if item.rank not in self._images:
             raise CorruptError(f"the image of rank {item.rank}, which holds {item.leaf}, did not arrive")
         image = self._images[item.rank]
