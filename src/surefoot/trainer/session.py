@@ -25,6 +25,7 @@ from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_r
 from surefoot.trainer.registry import Registry
 from surefoot.trainer.restore import MappedImage, map_image
 from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
+from surefoot.trainer.unclaimed import unclaimed
 from surefoot.wire import Body
 
 _open_runs: set[str] = set()
@@ -179,6 +180,9 @@ class Session:
                 "own batch count, so samples may repeat or be left out, unless they come from surefoot.data's samplers"
             )
         ranks = self._ranks
+        left = unclaimed(plan, ranks.world_size) if ranks.rank == 0 else None
+        if left is not None:
+            self._warn(left)
         self._registry.load(plan, start["record"], int(start["of_rank"]), images, ranks.rank, ranks.world_size)
         return int(start["step"])
 
