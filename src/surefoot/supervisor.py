@@ -21,6 +21,7 @@ from typing import Any
 from surefoot import wire
 from surefoot.agent_config import AgentConfig
 from surefoot.clock import boot_s
+from surefoot.container import unheard
 from surefoot.errors import AgentError, SurefootError
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
 from surefoot.spawn import spawn_agent
@@ -72,6 +73,8 @@ class Supervisor:
     def run(self) -> int:
         """Run to the end; returns the exit code."""
         self._listen_to_signals()
+        if self._config.watch is None and (deaf := unheard()) is not None:
+            print(f"surefoot: {deaf}", file=sys.stderr)  # noqa: T201 - before there is an agent to note it
         try:
             self._start_agent()
             self._start_torchrun(self._launch.max_restarts)
