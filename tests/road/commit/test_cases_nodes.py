@@ -1,0 +1,129 @@
+"""Failures told of other systems, as two machines meet them: one fails, is slow, or is lost while a step is saved."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+from machines import Agent, Machine, MakeMachine, Trainer, wait_for
+
+from surefoot.exits import FINISHED
+
+SOON_DEAD = {"fleet.DEAD_AFTER_S": 1.0}
+
+
+class Pair:
+    """Two machines with a trainer each."""
+
+    def __init__(
+        self,
+        machine: MakeMachine,
+        run: Path,
+        faults: dict[str, Any] | None = None,
+        bounds: dict[str, float] | None = None,
+    ) -> None:
+        self.run = run
+        self.machines = [machine(run, bounds=bounds) for _ in range(2)]
+        self._faults = [None, faults]
+        """The second one's place is what goes wrong."""
+
+    def begin(self) -> int | None:
+        for number, (one, faults) in enumerate(zip(self.machines, self._faults, strict=True)):
+            agent = one.start(faults=faults)
+            assert agent.error is None, agent.error
+            nodes = {"round": "round-0001", "first": number, "here": 1}
+            (trainer,) = one.trainers
+            trainer.tell("open", socket=agent.answer["socket"], rank=number, world_size=2, nodes=nodes)
+        (step,) = {Machine.went_on_from(one.answers()) for one in self.machines}
+        return step
+
+    @property
+    def trainers(self) -> list[Trainer]:
+        return [trainer for one in self.machines for trainer in one.trainers]
+
+    def do(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
+        for trainer in self.trainers:
+            trainer.tell(what, **arguments)
+        return [trainer.answer() for trainer in self.trainers]
+
+    def saved(self, step: int, trigger: str = "manual") -> None:
+        assert all(answer.get("ok") for answer in self.do("save", step=step, trigger=trigger))
+
+    def stop_the_second(self) -> Agent:
+        """Its agent stands still from here on."""
+        agent = self.machines[1].agent
+        assert agent is not None
+        agent.signal(signal.SIGSTOP)
+        agent.wait_until_stopped()
+        return agent
+
+    def checkpoints(self) -> list[evidence.At]:
+        return sorted(evidence.checkpoints(evidence.of_directory(self.run)))
+
+    def finish(self, step: int) -> None:
+        self.do("bye", step=step, finished=True)
+        for one in self.machines:
+            one.end_trainers()
+            assert one.agent is not None
+            assert one.agent.exit_code() == FINISHED
+
+
+def test_one_machine_that_cannot_write_makes_no_checkpoint(machine: MakeMachine, tmp_path: Path) -> None:
+    """Its disk is full: no manifest, the same reason on both machines, the step before loads; with space again the
+    next save is whole."""
+    arm = tmp_path / "full"
+    pair = Pair(machine, tmp_path / "run", {"kind": "full", "arm": str(arm)})
+    assert pair.begin() is None
+    pair.saved(1)
+    arm.touch()
+    answers = pair.do("save", step=2)
+    assert all("No space left" in answer["error"] for answer in answers), answers
+    assert pair.checkpoints() == [(1, 1)]
+    arm.unlink()
+    pair.saved(3)
+    assert pair.checkpoints() == [(1, 1), (3, 1)]
+    pair.finish(3)
+    assert machine(pair.run).begin(2) == 3
+
+
+def test_nobody_leaves_before_the_slowest_part_of_the_last_save(machine: MakeMachine, tmp_path: Path) -> None:
+    """One machine has done its part and waits, its agent too, as long as the other one's part is missing."""
+    pair = Pair(machine, tmp_path / "run")
+    assert pair.begin() is None
+    pair.saved(1)
+    slow = pair.stop_the_second()
+    pair.do("save", step=2, trigger="final", wait=False)
+    first, second = pair.trainers
+    for trainer in (first, second):
+        trainer.tell("ensure", step=2)
+    wait_for(lambda: list(pair.run.glob("steps/00000002-*/rank-00000-*.ok.json")) != [], "the first machine's part")
+    with pytest.raises(TimeoutError):
+        first.answer(0.3)
+    assert pair.checkpoints() == [(1, 1)]
+    slow.signal(signal.SIGCONT)
+    assert [first.answer()["ok"], second.answer()["ok"]] == [True, True]
+    assert pair.checkpoints() == [(1, 1), (2, 1)]
+    pair.finish(2)
+
+
+def test_a_machine_that_is_lost_in_the_last_save_is_named(machine: MakeMachine, tmp_path: Path) -> None:
+    """Who waits for the last step hears that it is not durable, and whose part is missing, instead of waiting for ever;
+    the step before is what the next start finds."""
+    pair = Pair(machine, tmp_path / "run", bounds=SOON_DEAD)
+    assert pair.begin() is None
+    pair.saved(1)
+    pair.stop_the_second()
+    pair.do("save", step=2, trigger="final", wait=False)
+    first = pair.trainers[0]
+    first.tell("ensure", step=2)
+    wait_for(lambda: list(pair.run.glob("steps/00000002-*/rank-00000-*.ok.json")) != [], "the first machine's part")
+    pair.machines[1].kill()
+    answer = first.answer()
+    assert "ended" in answer or "step 2" in answer["error"], answer
+    assert pair.machines[0].wait_for_event("stopped")["why"].startswith("node m1-")
+    assert pair.checkpoints() == [(1, 1)]
+    pair.machines[0].kill()
+    assert machine(pair.run).begin(2) == 1
