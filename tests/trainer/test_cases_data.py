@@ -45,13 +45,13 @@ def test_a_resume_reads_nothing_that_was_trained_on(kind: str) -> None:
             next(batches)
             position.step_done()
         state, drawn = position.state(), rng.capture()
-        expected = next(batches).tolist()  # type: ignore[attr-defined]
+        expected = next(batches).tolist()
 
         data = Read()
         warnings: list[str] = []
         second = Position("loader", loader_of(kind, data), warnings.append)
         second.load(state)
         rng.restore(drawn)
-        assert next(second.batches()).tolist() == expected  # type: ignore[attr-defined]
+        assert next(second.batches()).tolist() == expected
         assert data.read == expected
         assert warnings == []

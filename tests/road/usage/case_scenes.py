@@ -181,7 +181,7 @@ def accumulates(to: str, total: int, log: str, at: tuple[int, str] | None = None
     model: Any = torch.compile(net, backend="eager")
     optimizer = Momentum(model.parameters(), lambda: come("optimizer"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-    loader = torch.utils.data.DataLoader(torch.arange(80.0).view(-1, 1), 8, shuffle=True)
+    loader: Any = torch.utils.data.DataLoader(torch.arange(80.0).view(-1, 1), 8, shuffle=True)  # type: ignore[arg-type]
     logger = logging.getLogger("case")
     logger.addHandler(Telling(lambda: come("logging")))
     logger.propagate = False
@@ -247,7 +247,7 @@ def empty_ranks(to: str, total: int, elements: bool) -> None:
     if WORLD > 1:
         dist.init_process_group("gloo")
     w, none = torch.zeros(3), torch.empty(0, 5)
-    objects = {"w": w} if RANK == 0 else {"none": none} if elements else {}
+    objects: dict[str, Any] = {"w": w} if RANK == 0 else {"none": none} if elements else {}
     with surefoot.Run(to, stage=1, **objects) as run:
         say("begins", RANK, run.step, w.tolist())
         for _ in run.steps(total):
@@ -407,7 +407,8 @@ def slow_place(to: str, timeout_s: float, own_bytes: int, max_bytes_per_s: float
     for when the training is over."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
     w = torch.zeros(own_bytes // 4 if RANK == 0 else 1)
-    done, durable = 0, {None}
+    done = 0
+    durable: set[int | None] = {None}
     with surefoot.Run(to, stage=1, max_bytes_per_s=max_bytes_per_s, w=w) as run:
         enough = torch.zeros(1)
         while not enough:
@@ -427,7 +428,7 @@ def draws(to: str, total: int) -> None:
     """What each rank draws after a resume."""
     dist.init_process_group("gloo")
     for seed in (torch.manual_seed, random.seed, np.random.seed):
-        seed(RANK + 1)  # type: ignore[operator]
+        seed(RANK + 1)
     with surefoot.Run(to, stage=1, w=torch.zeros(1)) as run:
         say("draws", RANK, run.step, torch.rand(2).tolist(), random.random(), float(np.random.rand()))
         for _ in run.steps(total):
