@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +27,19 @@ class Pair:
         run: Path,
         faults: dict[str, Any] | None = None,
         bounds: dict[str, float] | None = None,
+        seconds: Path | None = None,
     ) -> None:
+        """`seconds`: the run's place as the second machine sees it."""
         self.run = run
-        self.machines = [machine(run, bounds=bounds) for _ in range(2)]
+        self.machines = [machine(place, bounds=bounds) for place in (run, seconds or run)]
         self._faults = [None, faults]
         """The second one's place is what goes wrong."""
 
-    def begin(self) -> int | None:
+    def begin(self, round_name: str = "round-0001") -> int | None:
         for number, (one, faults) in enumerate(zip(self.machines, self._faults, strict=True)):
             agent = one.start(faults=faults)
             assert agent.error is None, agent.error
-            nodes = {"round": "round-0001", "first": number, "here": 1}
+            nodes = {"round": round_name, "first": number, "here": 1}
             (trainer,) = one.trainers
             trainer.tell("open", socket=agent.answer["socket"], rank=number, world_size=2, nodes=nodes)
         (step,) = {Machine.went_on_from(one.answers()) for one in self.machines}
@@ -127,3 +132,50 @@ def test_a_machine_that_is_lost_in_the_last_save_is_named(machine: MakeMachine, 
     assert pair.checkpoints() == [(1, 1)]
     pair.machines[0].kill()
     assert machine(pair.run).begin(2) == 1
+
+
+@pytest.fixture
+def stale(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
+    """Another view of a run in which its newest manifest is not there, as a shared directory may show to a machine for
+    a while. Needs the right to mount; where that is missing there is none to be had."""
+    view = tmp_path / "view"
+    mounted: list[Path] = []
+
+    def make(run: Path) -> Path:
+        view.mkdir()
+        for file in (path for path in run.iterdir() if path.is_file()):
+            shutil.copy(file, view)
+        shutil.copytree(run / "commits", view / "commits")
+        max((view / "commits").glob("*-g*.json")).unlink()
+        for directory in (path for path in run.iterdir() if path.is_dir() and path.name != "commits"):
+            (view / directory.name).mkdir()
+            command = ["mount", "--bind", str(directory), str(view / directory.name)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("no right to mount")
+            mounted.append(view / directory.name)
+        return view
+
+    yield make
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_machine_that_does_not_see_the_newest_checkpoint_yet(
+    machine: MakeMachine, tmp_path: Path, stale: Callable[[Path], Path]
+) -> None:
+    """One machine's view of the place is older than the other's: nobody waits for ever, both start from one step, and
+    one that is passed over is named with the machine that lacked it."""
+    first = Pair(machine, tmp_path / "run")
+    assert first.begin() is None
+    first.saved(1)
+    first.saved(2)
+    for one in first.machines:
+        one.kill()
+    pair = Pair(machine, tmp_path / "run", seconds=stale(tmp_path / "run"))
+    step = pair.begin("round-0002")
+    assert step in (1, 2)
+    if step == 1:
+        said = [event["what"] for event in pair.machines[0].events("warning")]
+        assert any(what.startswith("step 2 is passed over") for what in said), said
+    for one in pair.machines:
+        one.kill()
