@@ -24,6 +24,7 @@ from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError
 from surefoot.events import describe
+from surefoot.exits import leave
 from surefoot.home import Home, is_draining
 from surefoot.priority import give_way
 from surefoot.tiers.open import open_disks, open_tier
@@ -103,4 +104,4 @@ def _say(pipe: int, message: dict[str, str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
