@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from surefoot.agent_config import AgentConfig
 
 _LEAVE = """
@@ -40,3 +42,15 @@ def test_an_agent_leaves_so(tmp_path: Path) -> None:
     with os.fdopen(reader) as pipe:
         assert "error" in pipe.read()
     assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), [(["ls", "{}/nothing"], 2, ""), (["--help"], 0, "Usage")])
+def test_the_command_leaves_so(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+    """Its code is what it says, an error's and a success's, and all that it wrote is out."""
+    program = "import atexit, os, runpy\natexit.register(os._exit, 99)\n"
+    program += "runpy.run_module('surefoot.cli.main', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", program, *(argument.format(tmp_path) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout
+    assert bool(done.stderr.strip()) == (code != 0)

@@ -5,6 +5,7 @@ What proves bad is quarantined by name and remembered with its reason; whoever c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ from surefoot.agent.ranges import (
     portion_of,
 )
 from surefoot.agent.ranges import Place as NearPlace
-from surefoot.clock import wall_s
+from surefoot.clock import boot_s, wall_s
 from surefoot.core.copies import Copy
 from surefoot.core.layout import StepId, commit_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
@@ -42,6 +43,8 @@ from surefoot.core.ranges import Range
 from surefoot.core.recovery import Place, Source
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, TierError
 from surefoot.tiers.base import Tier
+
+_SHOWN_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +165,19 @@ class Loader:
         place: Place = "object" if self._books.tier.name == "object" else "disk"
         return [Source(manifest.at, place, manifest.plan, committed=True)]
 
-    async def manifest(self, at: StepId) -> Manifest | None:
-        """A checkpoint's manifest; None if it cannot be used."""
-        try:
-            manifest = await self._books.manifest(at)
-        except CorruptError as error:
-            await self._quarantine(commit_key(at), self._books.tier.name, str(error))
-            return None
-        except ObjectMissingError:
-            return None
-        return manifest
+    async def manifest(self, at: StepId, within_s: float = 0.0) -> Manifest | None:
+        """A checkpoint's manifest; None if it cannot be used, or is not shown in that time."""
+        end_s = boot_s() + within_s
+        while True:
+            try:
+                return await self._books.manifest(at)
+            except CorruptError as error:
+                await self._quarantine(commit_key(at), self._books.tier.name, str(error))
+                return None
+            except ObjectMissingError:
+                if boot_s() > end_s:
+                    return None
+                await asyncio.sleep(min(_SHOWN_LOOK_S, within_s))
 
     async def _plan(self, manifest: Manifest) -> Plan | None:
         try:

@@ -130,7 +130,8 @@ class Starter:
                 settled = await self._loader.settled(spread)
                 return (spread, None) if settled else (None, "its frozen tensors cannot be had")
             at = StepId(int(order["step"]), int(order["generation"]))
-            manifest = await self._loader.manifest(at)
+            # The node that orders it has seen it.
+            manifest = await self._loader.manifest(at, _LISTED_WITHIN_S)
             for source in self._loader.stored(manifest):
                 image = await self._loader.load(source, None, manifest)
                 if image is not None and await self._loader.settled(image):

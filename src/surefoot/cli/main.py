@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
 from surefoot.cli import bench, clean, evict, ls, plan, prices, run, show, status, verify
 from surefoot.errors import SurefootError
+from surefoot.exits import leave
 
 _COMMANDS = (run, ls, show, verify, status, evict, clean, bench, plan, prices)
 
@@ -43,5 +45,16 @@ def main() -> None:
         sys.exit(2)
 
 
+def entry() -> NoReturn:
+    """`main` as a program: its exit code stands, whatever the store's library does at the interpreter's end."""
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)  # noqa: T201 - as the interpreter would
+        leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+    leave(0)
+
+
 if __name__ == "__main__":
-    main()
+    entry()

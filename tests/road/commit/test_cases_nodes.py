@@ -36,12 +36,18 @@ class Pair:
         """The second one's place is what goes wrong."""
 
     def begin(self, round_name: str = "round-0001") -> int | None:
+        self.start(round_name)
+        return self.went_on_from()
+
+    def start(self, round_name: str) -> None:
         for number, (one, faults) in enumerate(zip(self.machines, self._faults, strict=True)):
             agent = one.start(faults=faults)
             assert agent.error is None, agent.error
             nodes = {"round": round_name, "first": number, "here": 1}
             (trainer,) = one.trainers
             trainer.tell("open", socket=agent.answer["socket"], rank=number, world_size=2, nodes=nodes)
+
+    def went_on_from(self) -> int | None:
         (step,) = {Machine.went_on_from(one.answers()) for one in self.machines}
         return step
 
@@ -160,22 +166,43 @@ def stale(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_machine_that_does_not_see_the_newest_checkpoint_yet(
+def _saved_twice(machine: MakeMachine, run: Path) -> None:
+    pair = Pair(machine, run)
+    assert pair.begin() is None
+    pair.saved(1)
+    pair.saved(2)
+    for one in pair.machines:
+        one.kill()
+
+
+def test_a_machine_that_sees_the_newest_checkpoint_late(
     machine: MakeMachine, tmp_path: Path, stale: Callable[[Path], Path]
 ) -> None:
-    """One machine's view of the place is older than the other's: nobody waits for ever, both start from one step, and
-    one that is passed over is named with the machine that lacked it."""
-    first = Pair(machine, tmp_path / "run")
-    assert first.begin() is None
-    first.saved(1)
-    first.saved(2)
-    for one in first.machines:
+    """One machine's view of the place is older than the other's: it is waited for, and no step is lost by it."""
+    run = tmp_path / "run"
+    _saved_twice(machine, run)
+    view = stale(run)
+    pair = Pair(machine, run, seconds=view)
+    pair.start("round-0002")
+    wait_for(lambda: bool(list((run / "agents" / "round-0002").glob("*"))), "the machines to meet")
+    (missing,) = {path.name for path in (run / "commits").iterdir()} - {
+        path.name for path in (view / "commits").iterdir()
+    }
+    shutil.copy(run / "commits" / missing, view / "commits")
+    assert pair.went_on_from() == 2
+    for one in pair.machines:
         one.kill()
-    pair = Pair(machine, tmp_path / "run", seconds=stale(tmp_path / "run"))
-    step = pair.begin("round-0002")
-    assert step in (1, 2)
-    if step == 1:
-        said = [event["what"] for event in pair.machines[0].events("warning")]
-        assert any(what.startswith("step 2 is passed over") for what in said), said
+
+
+def test_a_machine_that_never_sees_the_newest_checkpoint(
+    machine: MakeMachine, tmp_path: Path, stale: Callable[[Path], Path]
+) -> None:
+    """Nobody waits for ever: both start from the one before, and the one that is passed over is named."""
+    _saved_twice(machine, tmp_path / "run")
+    bounds = {"start._LISTED_WITHIN_S": 0.5}
+    pair = Pair(machine, tmp_path / "run", bounds=bounds, seconds=stale(tmp_path / "run"))
+    assert pair.begin("round-0002") == 1
+    said = [event["what"] for event in pair.machines[0].events("warning")]
+    assert any(what.startswith("step 2 is passed over") for what in said), said
     for one in pair.machines:
         one.kill()
