@@ -73,7 +73,7 @@ class Stage:
 
     def events(self) -> list[dict[str, Any]]:
         """Everything the run's event files say so far, in order of time."""
-        lines = [line for path in self.run.glob("events/*") for line in path.read_text().splitlines()]
+        lines = [line for path in self.run.glob("events/[!+]*") for line in path.read_text().splitlines()]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
 
     def history(self) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Place:
         for pid in self.agents():
             os.kill(pid, 0)
         until(lambda: not self.agents(), "the idle agent's end")
-        lines = [json.loads(line) for path in self.run.glob("events/*") for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for path in self.run.glob("events/[!+]*") for line in path.read_text().splitlines()]
         return [line["what"] for line in lines if line["event"] == "warning"]
 
 
