@@ -257,6 +257,12 @@ class Segment:
     def all_sealed(self) -> list[Sealed]:
         return [sealed for slot in range(self.num_slots) if (sealed := self.sealed(slot)) is not None]
 
+    def remove(self) -> None:
+        """Give the memory back to the machine, once nobody has it mapped any more."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """Let go of the descriptor; the mapping goes when its last view does."""
         if self.fd >= 0:

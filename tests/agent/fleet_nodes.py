@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ class Node:
 async def nodes_of(place: Path, *names: str, ranks: int = 2) -> AsyncIterator[list[Node]]:
     """Nodes with as many ranks each, in a round."""
     nodes = [Node(place, name) for name in names]
+    async with meeting(nodes, ranks):
+        yield nodes
+
+
+@asynccontextmanager
+async def meeting(nodes: Sequence[Node], ranks: int) -> AsyncIterator[None]:
+    """Let nodes meet in a round, with as many ranks each; they end with the block."""
     try:
         async with asyncio.timeout(BOUND_S):
             await asyncio.gather(
@@ -47,7 +54,14 @@ async def nodes_of(place: Path, *names: str, ranks: int = 2) -> AsyncIterator[li
                     for n, node in enumerate(nodes)
                 )
             )
-            yield nodes
+            yield
     finally:
         for node in nodes:
             await node.end()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what others bring about."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110 - several causes
+            await asyncio.sleep(0.01)

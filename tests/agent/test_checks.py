@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_nodes import until
 
 import surefoot.agent.checks as checks_module
 from surefoot.agent.checks import Checks
@@ -110,11 +111,6 @@ async def _sites(place: Path, **ranks: list[int]) -> AsyncIterator[list[Site]]:
             await site.end()
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - several causes
-        await asyncio.sleep(0.01)
-
-
 def test_one_answer_for_all(tmp_path: Path) -> None:
     """One rank's drift is every rank's new plan; nothing is said as long as all come soon."""
 
@@ -136,7 +132,7 @@ def test_who_has_not_come_is_said_and_then_that_all_have(tmp_path: Path) -> None
         async with _sites(tmp_path, a=[0, 1], b=[2, 3], c=[4]) as (a, b, c):
             for site, rank in ((a, 0), (a, 1), (b, 2)):
                 await site.ask(rank)
-            await _until(lambda: bool(a.told()) and bool(b.told()))
+            await until(lambda: bool(a.told()) and bool(b.told()))
             assert a.told() == [_waits([0, 1], {"b": [3], "c": [4]})]
             assert b.told() == [_waits([2], {"b": [3], "c": [4]})]
             assert "for rank(s) 3 of node b; rank(s) 4 of node c" in str(describe(a.journal_lines()[0]))
@@ -156,7 +152,7 @@ def test_within_one_machine(tmp_path: Path) -> None:
     async def story() -> None:
         async with _sites(tmp_path, only=[0, 1, 2]) as (only,):
             await only.ask(1)
-            await _until(lambda: bool(only.told()))
+            await until(lambda: bool(only.told()))
             assert only.told() == [_waits([1], {"only": [0, 2]})]
             for rank in (0, 2):
                 await only.ask(rank)
@@ -184,7 +180,7 @@ def test_a_rank_that_went_on_is_an_error(tmp_path: Path, word: RankWord, value: 
             b.set(3, word, value)
             for site, rank in ((a, 0), (a, 1), (b, 2)):
                 await site.ask(rank)
-            await _until(lambda: bool(a.told()))
+            await until(lambda: bool(a.told()))
             assert a.told() == [_waits([0, 1], {"b": [3]})]
             if not certain:
                 await b.ask(3)
@@ -222,7 +218,7 @@ def test_a_machine_that_does_not_say_is_named(tmp_path: Path) -> None:
         async with _sites(tmp_path, a=[0], b=[1]) as (a, b):
             await b.end()
             await a.ask(0)
-            await _until(lambda: bool(a.told()))
+            await until(lambda: bool(a.told()))
             assert a.told() == [_waits([0], {}, silent=["b"])]
 
     asyncio.run(story())
@@ -236,7 +232,7 @@ def test_ranks_that_are_gone_are_not_waited_for(tmp_path: Path) -> None:
             await only.ask(0)
             only.checks.forget()
             await only.ask(1)
-            await _until(lambda: bool(only.told()))
+            await until(lambda: bool(only.told()))
             assert only.told() == [_waits([1], {"only": [0]})]
 
     asyncio.run(story())

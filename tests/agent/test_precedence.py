@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_nodes import BOUND_S, Node, meeting
 
 import surefoot.agent.precedence as precedence_module
-from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
 from surefoot.agent.precedence import Newest, Precedence
 from surefoot.core.emergency import Forecast, Rest
@@ -20,7 +20,6 @@ from surefoot.core.layout import StepId
 from surefoot.events import describe, make_event
 from surefoot.tiers.disk import DiskTier
 
-_BOUND_S = 60.0
 _NEWEST = Newest("emergency 9 1", StepId(9, 1), "f" * 32)
 _OLDER = Rest("periodic 7 1", StepId(7, 1), 10)
 _FITS = Forecast(newest_bytes=100, bytes_per_s=1000.0, left_s=5.0, rests=(_OLDER,), committed=StepId(5, 1))
@@ -40,56 +39,37 @@ _UNFIT = {
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other things is no silent node."""
-    monkeypatch.setattr(precedence_module, "_DECIDED_WITHIN_S", _BOUND_S)
-    monkeypatch.setattr(precedence_module, "_FORECAST_WITHIN_S", _BOUND_S)
+    monkeypatch.setattr(precedence_module, "_DECIDED_WITHIN_S", BOUND_S)
+    monkeypatch.setattr(precedence_module, "_FORECAST_WITHIN_S", BOUND_S)
 
 
-class _Node:
-    """A fleet, the journal and what this node forecasts."""
+class _Node(Node):
+    """A node, its journal and what it forecasts."""
 
     def __init__(self, place: Path, name: str, forecast: Forecast) -> None:
-        tier = DiskTier(place / "run")
-        self.said: list[str] = []
+        super().__init__(place / "run", name)
         self.asked = 0
         self.forecast = forecast
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.fleet = Fleet(tier, "run-1", name, self._spawn, self.said.append, self.said.append)
         path = place / f"{name}.jsonl"
+        tier = DiskTier(place / "run")
         self._journal = Journal("run-1", "launch", name, tier, path.open("a", buffering=1), path)
         self.precedence = Precedence(self.fleet, self._journal, self._forecast)
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._journal.path.read_text().splitlines()]
 
-    def _spawn(self, work: Any) -> None:
-        self.tasks.append(asyncio.get_running_loop().create_task(work))
-
     def _forecast(self, newest: Newest) -> Forecast:
         assert newest == _NEWEST
         self.asked += 1
         return self.forecast
-
-    async def end(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
 @asynccontextmanager
 async def _nodes(place: Path, *forecasts: Forecast) -> AsyncIterator[list[_Node]]:
     """Nodes with a rank each, in a round."""
     nodes = [_Node(place, f"node{number}", forecast) for number, forecast in enumerate(forecasts)]
-    try:
-        async with asyncio.timeout(_BOUND_S):
-            joining = [
-                node.fleet.enter("round-0001", "127.0.0.1", [number], len(nodes)) for number, node in enumerate(nodes)
-            ]
-            await asyncio.gather(*joining)
-            yield nodes
-    finally:
-        for node in nodes:
-            await node.end()
+    async with meeting(nodes, ranks=1):
+        yield nodes
 
 
 def _story(place: Path, forecasts: list[Forecast], tell: Callable[[list[_Node]], Any]) -> None:

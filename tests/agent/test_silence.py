@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fleet_nodes import until
 
 import surefoot.agent.silence as silence_module
 from surefoot.agent.silence import Silence, Watched
@@ -52,18 +53,13 @@ def _on_bucket(
     return asyncio.run(played())
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - several causes
-        await asyncio.sleep(0.01)
-
-
 def test_a_silence_is_said_once_and_its_end_once(s3_env: S3Server) -> None:
     """Three requests to a server that stands still, and all of them answered once it goes on."""
 
     async def story(place: Watched, told: list[Silence]) -> None:
         with _paused(s3_env):
             asked = [asyncio.ensure_future(place.get("run.json")) for _ in range(3)]
-            await _until(lambda: bool(told))
+            await until(lambda: bool(told))
             assert [one.done() for one in asked] == [False] * 3
         assert await asyncio.gather(*asked) == [b"here"] * 3
 
@@ -103,7 +99,7 @@ def test_an_upload_that_gets_on_is_not_silent(s3_env: S3Server) -> None:
         s3_env.pause()
         try:
             writing = asyncio.ensure_future(place.put_stream("a/b.safetensors", chunks(), _SHARD_BYTES))
-            await _until(lambda: bool(told))
+            await until(lambda: bool(told))
             stalled[0] = handed
         finally:
             s3_env.go_on()
@@ -129,7 +125,7 @@ def test_what_takes_us_long_is_no_silence(tmp_path: Path) -> None:
         place = Looked(DiskTier(tmp_path, direct=False), told.append)
 
         async def chunks() -> AsyncIterator[memoryview]:
-            await _until(lambda: place.looks >= 3)
+            await until(lambda: place.looks >= 3)
             yield memoryview(b"late")
 
         async with asyncio.timeout(_BOUND_S):
@@ -146,7 +142,7 @@ def test_a_slow_place_is_spoken_of_less(s3_env: S3Server) -> None:
     async def story(place: Watched, told: list[Silence]) -> None:
         with _paused(s3_env):
             asked = asyncio.ensure_future(place.get("run.json"))
-            await _until(lambda: bool(told))
+            await until(lambda: bool(told))
         await asked
         with place._watch("get", "x", 0) as again, place._watch("put", "x", 0) as other:
             assert place._patience_s(again) >= 2 * told[0].seconds

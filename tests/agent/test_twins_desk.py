@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from fleet_nodes import BOUND_S, Node, nodes_of
+from fleet_nodes import Node, nodes_of, until
 
 from surefoot.agent.memory import Held, Memory
 from surefoot.agent.twins import Twins
@@ -103,19 +103,13 @@ async def _told(machines: list[Machine], step: int, slot: int = 0) -> Held:
     held = await machines[0].memory.hash_slot(machines[0].segment, slot)
     assert held is not None
     machines[0].twins.hashed(held)
-    await _until(lambda: any(copy.at.step == step for copy in machines[1].twins.copies()))
+    await until(lambda: any(copy.at.step == step for copy in machines[1].twins.copies()))
     return held
 
 
 def _first_shared_byte() -> int:
     shared = {item.box.name for item in PLAN.kept_by(0) if item.spread != "local"}
     return next(start for box, start in PLAN.image(0).places if box.name in shared)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for is another's doing
-            await asyncio.sleep(0.005)
 
 
 def test_a_lost_image_is_made_whole(tmp_path: Path, homes: Callable[[str], Home]) -> None:

@@ -161,12 +161,12 @@ class Keeper:
         """Deletes carry no condition: a keeper that was stopped must not delete by an old view of the run."""
         newest = generations.get(max(generations, default=0))
         if newest is not None and not newest.same_job(current):
-            raise SupersededError(f"generation {newest.number} of launch {newest.launch} on {newest.node}")
+            raise SupersededError(newest.owner)
         if newest is not None and boot_s() - self._read_s < _TRUST_S:
             return
         newer = await self._books.newer_generation(newest.number) if newest is not None else current
         if newer is not None and not newer.same_job(current):
-            raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+            raise SupersededError(newer.owner)
         if newer is not None:
             raise self._books.incomplete(newer.key)
         self._read_s = boot_s()

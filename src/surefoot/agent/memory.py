@@ -6,8 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -23,7 +23,7 @@ from surefoot.events import human_bytes
 from surefoot.home import Home
 from surefoot.memory_room import available_bytes
 from surefoot.priority import give_way
-from surefoot.segment import Sealed, Segment, create_segment, open_segment, open_segment_file
+from surefoot.segment import Geometry, Sealed, Segment, create_segment, open_segment, open_segment_file
 
 HASH_THREADS = 2
 _SUFFIX = ".seg"
@@ -181,7 +181,7 @@ class Memory:
                 if segment.seq(slot) == sealed.seq:
                     self._give_up(segment, sealed, str(error))
                 return None
-            image_hash = await self.hash_bytes(segment.image(slot))
+            image_hash = await self._hash(segment, slot)
             # Hashing is no pin: the result is worth nothing if the slot moved on meanwhile.
             if segment.seq(slot) != sealed.seq:
                 return None
@@ -226,7 +226,7 @@ class Memory:
         Raises:
             CorruptError: with the rank whose bytes changed; that slot is given up.
         """
-        hashes = await asyncio.gather(*(self.hash_bytes(part.segment.image(part.sealed.slot)) for part in images.parts))
+        hashes = await asyncio.gather(*(self._hash(part.segment, part.sealed.slot) for part in images.parts))
         for part, image_hash in zip(images.parts, hashes, strict=True):
             if image_hash != part.image_hash or not part.unchanged():
                 why = f"image of rank {part.segment.rank} at step {images.at.step}: its bytes do not match its hash"
@@ -237,8 +237,8 @@ class Memory:
     async def sift(self, at: StepId, plan_hash: str) -> None:
         """Hash what is here of a step again, and give up what is not what it was."""
         for held in (await self.parts(at, plan_hash)).values():
-            if await self.hash_bytes(held.segment.image(held.sealed.slot)) != held.image_hash:
-                self.give_up(held, f"image at step {at.step}: its bytes do not match its hash")
+            with suppress(CorruptError):  # it is given up, and that is said
+                await self.verify(ImageSet(at, plan_hash, (held,)))
 
     def void_all_but(self, kept: Iterable[Held]) -> None:
         """Empty every slot that is not kept: what a new generation does not continue is history."""
@@ -252,16 +252,14 @@ class Memory:
         """Give segments back to the machine."""
         for segment in list(segments):
             self._all.remove(segment)
-            if segment.path is not None:
-                Path(segment.path).unlink(missing_ok=True)
-            segment.close()
-
-    async def hash_bytes(self, data: memoryview) -> str:
-        """The hash of an image's bytes, made in a thread that gives way to training."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, data)
+            segment.remove()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _hash(self, segment: Segment, slot: int) -> str:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, segment.image(slot))
 
     def _is_good(self, held: Held) -> bool:
         try:
@@ -279,7 +277,8 @@ class Memory:
 
 def slot_bytes(plan: Plan, rank: int, record_capacity: int) -> int:
     """What one slot of a rank takes."""
-    return round_up(record_capacity) + round_up(plan.image(rank).size_bytes) + areas_bytes(plan, rank)
+    image_bytes = plan.image(rank).size_bytes
+    return Geometry(1, round_up(record_capacity), image_bytes, 0, areas_bytes(plan, rank)).slot_stride
 
 
 def _free_bytes() -> int:

@@ -57,10 +57,13 @@ class PeerDrives:
             part = buffer[start : start + _CHUNK_BYTES]
             body = {"op": "shard bytes", "key": key, "offset": offset + start, "length": len(part)}
             async with turn:
-                answer = Fields(await self._ask(node, body), "shard bytes")
+                answer = Fields(await self._ask(node, body), f"{key} of node {node}")
             if (why := answer.optional_text("error")) is not None:
                 raise ShardError(key, f"could not be had from node {node}: {why}")
-            part[:] = _decoded(answer.text("data"), len(part), f"{key} of node {node}")
+            data = answer.binary("data")
+            if len(data) != len(part):
+                raise CorruptError(f"{key} of node {node}: {len(data)} of {len(part)} bytes were told")
+            part[:] = data
 
         await asyncio.gather(*(read(start) for start in range(0, len(buffer), _CHUNK_BYTES)))
 
@@ -121,16 +124,6 @@ class PeerDrivesPlace:
         if isinstance(error, AgentError):
             raise error
         raise self._lost.get(portion.key) or ShardError(portion.key, str(error))
-
-
-def _decoded(text: str, length: int, what: str) -> bytes:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise CorruptError(f"{what}: {error}") from error
-    if len(data) != length:
-        raise CorruptError(f"{what}: {len(data)} of {length} bytes were told")
-    return data
 
 
 def _shard_key(body: Body) -> str:

@@ -155,7 +155,7 @@ class Peers:
             async with turn:
                 body = {"op": "read", **_about(copy), "offset": offset + start, "length": len(part)}
                 answer = await self._fleet.ask(copy.node, body, _ASK_WITHIN_S)
-            data = base64.b64decode(Fields(answer, "read").text("data"), validate=True)
+            data = Fields(answer, "read").binary("data")
             if len(data) != len(part):
                 raise AgentError(f"node {copy.node} told {len(data)} of {len(part)} bytes")
             part[:] = data
@@ -230,7 +230,7 @@ class PeerPlace:
     async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
         try:
             await self._peers.read_into(self._spread.holders[portion.rank], offset, buffer)
-        except (AgentError, CorruptError, ValueError) as error:
+        except (AgentError, CorruptError) as error:
             raise ShardError(portion.key, f"could not be had from another node: {error}") from error
 
     async def refuse(self, portion: Portion, error: SurefootError) -> None:

@@ -166,7 +166,7 @@ class Pipeline:
         except CorruptError as error:
             raise TierError(f"whether a newer launch owns the run cannot be told: {error}") from error
         if newer is not None and not newer.same_job(current):
-            raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+            raise SupersededError(newer.owner)
 
 
 class Digest(Protocol):

@@ -89,8 +89,7 @@ class Planner:
         brought = [Fields(one, what) for one in await self._fleet.gather(what, mine)]
         record_capacity = round_up(2 * max(one.integer("record_bytes") for one in brought) + _RECORD_SPARE_BYTES)
         num_slots = max(self._num_slots, *(one.integer("slots") for one in brought))
-        machines = _machines(brought, entries[0][0].world_size)
-        plan = self._plan_for(brought, self._reports_of(brought, entries), machines, record_capacity, num_slots)
+        plan = self._plan_for(brought, self._reports_of(brought, entries), record_capacity, num_slots)
         ranks = [worker.rank for worker, _request, _report in entries]
         segments = await self._reserve_all(what, plan, ranks, record_capacity, num_slots)
         self._say(plan, segments, num_slots)
@@ -101,25 +100,21 @@ class Planner:
             await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": slots}, (segment.fd,))
 
     def _plan_for(
-        self,
-        brought: Sequence[Fields],
-        reports: Sequence[Report],
-        machines: Sequence[int],
-        record_capacity: int,
-        num_slots: int,
+        self, brought: Sequence[Fields], reports: Sequence[Report], record_capacity: int, num_slots: int
     ) -> Plan:
         """With twins if every machine has memory for them; else on none, since a plan is everybody's."""
         plan = make_plan(reports)
-        twinned = with_twins(plan, reports, machines)
+        nodes = [self._fleet.node_of(rank) for rank in range(len(reports))]
+        twinned = with_twins(plan, reports, nodes)
         if not twinned.twins:
             return plan
-        for machine, one in enumerate(brought):
-            ranks = [rank for rank, its_machine in enumerate(machines) if its_machine == machine]
+        for node, one in zip(self._fleet.nodes, brought, strict=True):
+            ranks = [rank for rank, its_node in enumerate(nodes) if its_node == node]
             need_bytes = num_slots * sum(slot_bytes(twinned, rank, record_capacity) for rank in ranks)
             if need_bytes > one.integer("room_bytes"):
                 self._journal.record(
                     "warning",
-                    what=f"node {self._fleet.nodes[machine]} has no memory for second copies of other machines' "
+                    what=f"node {node} has no memory for second copies of other machines' "
                     f"images ({human_bytes(need_bytes)} in all): if a machine is lost, its newest steps are, too",
                 )
                 return plan
@@ -187,9 +182,3 @@ class Planner:
             )
         for name in plan.mismatched:
             self._journal.record("warning", what=f"{name} differs between ranks: each rank keeps its own")
-
-
-def _machines(brought: Sequence[Fields], world_size: int) -> list[int]:
-    """By rank, the number of the node that brought its report."""
-    machine_of = {rank: number for number, one in enumerate(brought) for rank, _report in one.items("reports")}
-    return [machine_of.get(rank, 0) for rank in range(world_size)]

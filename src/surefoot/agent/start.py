@@ -175,7 +175,7 @@ class Starter:
             generations = await self._generations(taken)
             newer = superseding(generations, launches)
             if newer is not None:
-                raise SupersededError(f"generation {newer.number} of launch {newer.launch} on {newer.node}")
+                raise SupersededError(newer.owner)
             chain = cuts(generations)
             committed = await self._unfinished.commit(generations, chain)
             chosen_s = boot_s()

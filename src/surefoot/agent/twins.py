@@ -69,7 +69,7 @@ class Keepsake:
     def from_json(cls, body: Body, what: str) -> Keepsake:
         fields = Fields(body, what)
         at, plan, rank = StepId.of(fields), fields.text("plan"), fields.integer("rank")
-        return cls(at, plan, rank, fields.text("xxh3_128"), _bytes(fields, "record", what), _bytes(fields, "own", what))
+        return cls(at, plan, rank, fields.text("xxh3_128"), fields.binary("record"), fields.binary("own"))
 
 
 class Twins:
@@ -186,7 +186,7 @@ class Twins:
     def forget(self) -> None:
         """Trainers train again: what was made whole for their start is not needed any more."""
         for held in self._rebuilt.values():
-            _remove(held.segment)
+            held.segment.remove()
         self._rebuilt.clear()
 
     def _source(self, keepsake: Keepsake) -> Segment | None:
@@ -217,24 +217,19 @@ class Twins:
             ) from error
         try:
             await asyncio.to_thread(_put_together, made, source, sealed, keepsake)
-            image_hash = await self._memory.hash_bytes(made.image(0))
-            if image_hash != keepsake.image_hash or source.seq(sealed.slot) != sealed.seq:
+            made.seal(0, at, keepsake.record, durable=False, staged_ns=sealed.staged_ns)
+            held = await self._memory.hash_slot(made, 0)
+            if held is None or held.image_hash != keepsake.image_hash or source.seq(sealed.slot) != sealed.seq:
                 self._drop(key)
                 raise CorruptError(
                     f"the image of rank {rank} at step {at.step}, put together on node {self._fleet.me} from what both "
                     "machines had, does not match its hash"
                 )
         except BaseException:
-            _remove(made)
+            made.remove()
             raise
-        made.seal(0, at, keepsake.record, durable=False, staged_ns=sealed.staged_ns)
-        whole = made.sealed(0)
-        assert whole is not None
-        made.set_hash(whole, image_hash)
-        whole = made.sealed(0)
-        assert whole is not None
         self._say(f"step {at.step} of rank {rank}, whose machine is lost, is whole again from a second copy")
-        return Held(made, whole)
+        return held
 
     def _drop(self, key: _Key) -> None:
         _keepsake, path = self._kept[key[2]].pop(key)
@@ -272,12 +267,6 @@ def _slot_of(segment: Segment, at: StepId) -> Sealed | None:
     return next((sealed for sealed in segment.all_sealed() if sealed.at == at), None)
 
 
-def _remove(segment: Segment) -> None:
-    if segment.path is not None:
-        segment.path.unlink(missing_ok=True)
-    segment.close()
-
-
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, for whoever replaces this agent; it need not outlive the machine."""
     draft = path.with_suffix(_DRAFT)
@@ -287,10 +276,3 @@ def _write(path: Path, data: bytes) -> None:
     with open(fd, "wb") as file:
         file.write(data)
     draft.rename(path)
-
-
-def _bytes(fields: Fields, name: str, what: str) -> bytes:
-    try:
-        return base64.b64decode(fields.text(name), validate=True)
-    except ValueError as error:
-        raise CorruptError(f"{what}: {name}: {error}") from error

@@ -8,6 +8,7 @@ out without re-serialising it, and any JSON reader opens the whole.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sys
@@ -123,6 +124,13 @@ class Fields:
         if type(value) is not str:
             raise self._wrong(name, "a string")
         return value
+
+    def binary(self, name: str) -> bytes:
+        """What stands there in base64."""
+        try:
+            return base64.b64decode(self.text(name), validate=True)
+        except ValueError as error:
+            raise CorruptError(f"{self._what}: {name}: {error}") from error
 
     def optional_text(self, name: str) -> str | None:
         return None if self._optional(name) is None else self.text(name)

@@ -85,6 +85,11 @@ class Generation:
         """True if one of these made it: machines come and go, but a job goes on with some that it had."""
         return not {self.launch, *self.launches}.isdisjoint(launches)
 
+    @property
+    def owner(self) -> str:
+        """Who claimed it, for a message to whoever had the run before."""
+        return f"generation {self.number} of launch {self.launch} on {self.node}"
+
     def same_job(self, other: Generation) -> bool:
         """True if this one and another are of one job."""
         return self.is_of({other.launch, *other.launches})

@@ -141,9 +141,11 @@ class Plan:
         return digest(compact(self.body))
 
     def image(self, rank: int) -> Image:
-        """Layout of a rank's image; may hold no tensor at all."""
-        boxes = [item.box for item in self.kept_by(rank) if not item.frozen]
-        return build_image(boxes, self.hash, rank)
+        """Layout of a rank's image; may hold no tensor at all. Laid out once."""
+        if rank not in self._images:
+            boxes = [item.box for item in self.kept_by(rank) if not item.frozen]
+            self._images[rank] = build_image(boxes, self.hash, rank)
+        return self._images[rank]
 
     def frozen_image(self, rank: int) -> Image | None:
         """Layout of a rank's frozen file; None if it has none.
@@ -188,6 +190,10 @@ class Plan:
     def replicated(self) -> dict[str, Item]:
         """What is kept once for all ranks, by leaf name."""
         return {item.leaf: item for item in self.items if item.spread == "replicated"}
+
+    @cached_property
+    def _images(self) -> dict[int, Image]:
+        return {}
 
     @cached_property
     def _by_rank(self) -> dict[int, list[Item]]:

@@ -8,7 +8,7 @@ the image again, and the image's own hash says whether they are. Which rank keep
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from surefoot.core.image import round_up
@@ -21,7 +21,7 @@ MAX_OWN_BYTES = 1024 * 1024
 _Block = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
-def with_twins(plan: Plan, reports: Sequence[Report], machines: Sequence[int]) -> Plan:
+def with_twins(plan: Plan, reports: Sequence[Report], machines: Sequence[Hashable]) -> Plan:
     """The plan with a twin for every image that can have one; largest first, to the rank with the fewest bytes so far.
 
     Args:
@@ -72,7 +72,7 @@ def own_ranges(plan: Plan, rank: int) -> list[Range]:
 class _Keepers:
     """Ranks that can keep twins, those with the fewest bytes first."""
 
-    def __init__(self, machines: Sequence[int]) -> None:
+    def __init__(self, machines: Sequence[Hashable]) -> None:
         self._machines = machines
         self._load = [0] * len(machines)
         # Each rank's entry with its load of now is valid; older ones are passed over.
