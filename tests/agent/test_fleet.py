@@ -9,6 +9,7 @@ import pytest
 from fleet_nodes import ROUND, Node, nodes_of
 
 import surefoot.agent.fleet as fleet_module
+from surefoot.errors import AgentError
 
 
 def test_each_gets_what_all_brought(tmp_path: Path) -> None:
@@ -76,6 +77,50 @@ def test_an_agent_that_replaces_another_misses_nothing(tmp_path: Path) -> None:
             assert await waiting == [{"n": 0}, {"n": 1}]
             assert nodes[0].dead == []
             await nodes[1].end()
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_replaces_another_decides_nothing_before_it_has_met_the_others(tmp_path: Path) -> None:
+    """Until then it is neither alone nor the one that leads, what it would bring waits, and what it tells is heard
+    once it has come back."""
+
+    async def story() -> None:
+        async with nodes_of(tmp_path, "a", "b") as nodes:
+            await nodes[0].end()
+            nodes[0] = Node(tmp_path, "a")
+            heard = asyncio.Event()
+            nodes[1].fleet.hear("notice", lambda node, body: heard.set())
+            fleet = nodes[0].fleet
+            fleet.replaces_one()
+            assert (fleet.alone, fleet.leads, fleet.apart) == (False, False, True)
+            fleet.tell_on({"op": "notice"})
+            waiting = asyncio.create_task(fleet.gather("plan", {"n": 0}))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            await fleet.enter(ROUND, "127.0.0.1", [0, 1], 4, again=True)
+            assert (fleet.alone, fleet.leads, fleet.apart) == (False, True, False)
+            assert await nodes[1].fleet.gather("plan", {"n": 1}) == [{"n": 0}, {"n": 1}]
+            assert await waiting == [{"n": 0}, {"n": 1}]
+            await heard.wait()
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_cannot_come_back_says_why(tmp_path: Path) -> None:
+    """Who waits for the others hears it; in the next round all is well again."""
+
+    async def story() -> None:
+        node = Node(tmp_path, "a")
+        node.fleet.replaces_one()
+        waiting = asyncio.create_task(node.fleet.gather("plan", {"n": 0}))
+        await asyncio.sleep(0.1)
+        node.fleet.miss("no way to the others")
+        with pytest.raises(AgentError, match="no way to the others"):
+            await waiting
+        assert (node.fleet.alone, node.fleet.leads) == (False, False)
+        await node.fleet.enter("round-0002", "127.0.0.1", [0, 1], 2)
+        assert await node.fleet.gather("plan", {"n": 1}) == [{"n": 1}]
 
     asyncio.run(story())
 

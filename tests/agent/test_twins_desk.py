@@ -112,6 +112,27 @@ def _first_shared_byte() -> int:
     return next(start for box, start in PLAN.image(0).places if box.name in shared)
 
 
+def test_what_is_filled_anew_while_it_is_read_is_not_told(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """A slot whose trainer has begun to overwrite it is history, and no error; damage in one that stands is said."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            _fill(machines[0].segment, 0, 5)
+            held = await machines[0].memory.hash_slot(machines[0].segment, 0)
+            assert held is not None
+            at = machines[0].segment.geometry.record_offset(0)
+            machines[0].segment.memory[at] ^= 1
+            machines[0].twins.hashed(held)
+            assert ["step 5 of rank 0 has no second copy" in said for said in machines[0].said] == [True]
+            machines[0].segment.begin(0)
+            machines[0].twins.hashed(held)
+            assert len(machines[0].said) == 1
+            await _told(machines, 6, slot=1)
+            assert [copy.at.step for copy in machines[1].twins.copies()] == [6]
+
+    asyncio.run(story())
+
+
 def test_a_lost_image_is_made_whole(tmp_path: Path, homes: Callable[[str], Home]) -> None:
     """Every byte of it, its record and its hash; offered as what it is; and gone again when it is not needed."""
 

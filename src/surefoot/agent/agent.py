@@ -54,6 +54,8 @@ _DRAIN_S = 900.0
 """Bound on finishing what is under way when everybody has left."""
 _AGE_LIMIT_S = 600.0
 _AGE_LOOK_S = 5.0
+_SETTLED_WITHIN_S = 10.0
+"""For an agent that replaces another to be among the other nodes' agents again."""
 _IDLE_S = 5.0
 """A process that left the run but lives on (a notebook) may come again within this."""
 
@@ -232,6 +234,8 @@ class Agent:
         number = board.node(NodeWord.GENERATION)
         if not number:
             return
+        if board.node(NodeWord.OTHERS):
+            self._fleet.replaces_one()
         generation = await self._books.generation(number)
         self._situation.enter(generation, generation.parent.step if generation.parent is not None else 0)
         newest = board.node(NodeWord.COMMITTED) - 1
@@ -294,6 +298,7 @@ class Agent:
         """Everybody left: make the newest image durable if it is not, and finish what is under way."""
         self.draining()
         await self._shipper.drop_incomplete()
+        await self._fleet.settled(_SETTLED_WITHIN_S)
         await self._leftovers.ship_newest("agent")
         end_s = boot_s() + _DRAIN_S
         while self._shipper.busy() and boot_s() < end_s:
@@ -330,7 +335,7 @@ class Agent:
         step = max(0, situation.board.rank(worker.local_rank, RankWord.FINISHED) - 1)
         self._journal.record("worker_lost", rank=worker.rank, pid=worker.pid, step=step)
         # The other nodes' ranks would wait for it in a collective until that times out.
-        self._fleet.tell_all({"op": "stop", "why": f"rank {worker.rank} died"})
+        self._fleet.tell_on({"op": "stop", "why": f"rank {worker.rank} died"})
         self._stop_crew(f"rank {worker.rank} died")
 
     def _hear_stop(self, node: str, body: Body) -> None:

@@ -145,7 +145,7 @@ class Eviction:
     def _must_stage_late(self) -> bool:
         """No boundary has come, and the newest finished step is not in memory because it was not due."""
         workers = self._crew.workers
-        if self._late_ordered or not workers or self._situation.is_safe():
+        if self._late_ordered or not workers or self._situation.is_safe() or self._fleet.apart:
             return False
         board = self._situation.board
         sealed = min(board.rank(worker.local_rank, RankWord.SEALED) for worker in workers)

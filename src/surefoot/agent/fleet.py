@@ -73,6 +73,9 @@ class Fleet:
         self.leaving: set[str] = set()
         """Nodes whose end was announced, this one among them or not."""
         self._dead: set[str] = set()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._missed = ""
         self._changed = asyncio.Event()
         self.on_dead: Callable[[str], None] = lambda node: None
         """Told a node that is gone for good, as far as this round goes."""
@@ -102,7 +105,15 @@ class Fleet:
 
     @property
     def alone(self) -> bool:
-        return len(self._nodes) == 1
+        return len(self._nodes) == 1 and not self.apart
+
+    @property
+    def apart(self) -> bool:
+        """This agent replaces one of a round of several nodes, and has not met the others.
+
+        Until it has, nothing may be decided here, as if this node were alone or led.
+        """
+        return not self._settled.is_set() or bool(self._missed)
 
     @property
     def round(self) -> str:
@@ -117,7 +128,22 @@ class Fleet:
 
     @property
     def leads(self) -> bool:
-        return self.leader == self.me
+        return self.leader == self.me and not self.apart
+
+    def replaces_one(self) -> None:
+        """This agent replaces one that was in a round with others: it is apart until it has entered that."""
+        self._settled.clear()
+
+    def miss(self, why: str) -> None:
+        """It will not meet them. Who waits for them hears why."""
+        self._missed = why
+        self._settled.set()
+
+    async def settled(self, within_s: float | None = None) -> None:
+        """Wait until it is known whether this agent meets the others; at most that long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._settled.wait()
 
     async def enter(self, nonce: str, meet: str, ranks: Sequence[int], world_size: int, *, again: bool = False) -> None:
         """Meet the other nodes of a round.
@@ -133,9 +159,11 @@ class Fleet:
             AgentError: the others did not come in time, or cannot be reached.
             SurefootError: the run's place has no good list of them.
         """
-        self._forget()
+        if not again:
+            self._forget()
         if len(ranks) == world_size:
             self._nodes = [self.me]
+            self._settle()
             return
         await self._listen(meet)
         key = round_key(await run_secret(self._tier), self._run, nonce)
@@ -147,6 +175,11 @@ class Fleet:
         self._nodes = sorted((node for node, one in found.items() if one.ranks), key=lambda node: found[node].ranks)
         self._mesh.join(places(found.values()), key)
         await self._mesh.wait_linked(MEET_WITHIN_S)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._missed = ""
+        self._settled.set()
 
     async def _listen(self, meet: str) -> None:
         if self._port:
@@ -216,8 +249,11 @@ class Fleet:
         """Bring this node's part of something; returns every node's, in the order of nodes.
 
         Raises:
-            AgentError: a node is gone.
+            AgentError: a node is gone, or this one could not come back to the others.
         """
+        await self._settled.wait()
+        if self._missed:
+            raise AgentError(self._missed)
         if self.alone:
             return [mine]
         self.bring(what, mine)

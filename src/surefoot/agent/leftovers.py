@@ -77,7 +77,7 @@ class Leftovers:
 
         One node chooses: two that chose by themselves could wait for each other's other choice.
         """
-        if self._fleet.leads:
+        if self._fleet.leads or self._fleet.apart:
             return await self._choose(trigger)
         leader = self._fleet.leader
         try:

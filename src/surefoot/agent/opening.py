@@ -127,7 +127,11 @@ class Opening:
         try:
             await self._meet(workers, again=True)
         except SurefootError as error:
-            self._journal.record("warning", what=f"cannot take its place among the other nodes: {error}")
+            why = f"cannot take its place among the other nodes: {error}"
+            self._journal.record("warning", what=why)
+            self._fleet.miss(why)
+            # Nothing that they train from here on could be saved.
+            self._journal.record("stopped", ranks=self._crew.stop_all(), why=why)
             return
         self._relay.begin(self._situation.generation.number, len(workers))
         self._relay.tell()

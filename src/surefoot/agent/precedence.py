@@ -66,6 +66,8 @@ class Precedence:
             return self._decided[newest.name]
         if self._fleet.leads:
             return await self._lead(newest)
+        if self._fleet.apart:
+            return self._keep(newest.name, None)
         ask = {"op": "precedence", **newest.to_json()}
         try:
             answer = await self._fleet.ask(self._fleet.leader, ask, _DECIDED_WITHIN_S)

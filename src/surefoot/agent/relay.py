@@ -35,7 +35,8 @@ class Relay:
 
     def tell(self) -> None:
         """A rank of this node sealed a step, gave one up, or left."""
-        if self._fleet.alone:
+        if self._fleet.alone or not self._local_ranks:
+            # An agent that has just replaced another tells all once it has met the others.
             return
         sealed = self._board.lowest(RankWord.SEALED, self._generation, self._local_ranks)
         passed = self._board.lowest(RankWord.PASSED, self._generation, self._local_ranks)

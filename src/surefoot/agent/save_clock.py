@@ -49,6 +49,7 @@ class SaveClock:
             self._running.clear()
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
             await self._frozen.ready()
+            await self._fleet.settled()
             # All ranks hear of it at the boundary; two clocks would save twice.
             if self._fleet.leads:
                 self._board.set_node(NodeWord.DURABLE_WANTED, self._board.node(NodeWord.DURABLE_WANTED) + 1)

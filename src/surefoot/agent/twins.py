@@ -111,7 +111,12 @@ class Twins:
         node = self._fleet.node_of(plan.keepers[rank]) if rank in plan.keepers else None
         if node is None or node == self._fleet.me:
             return
-        keepsake = self._keepsake_of(held, plan)
+        try:
+            keepsake = self._keepsake_of(held, plan)
+        except CorruptError as error:
+            if held.unchanged():
+                self._say(f"step {held.sealed.at.step} of rank {rank} has no second copy: {error}")
+            return
         if not held.unchanged():
             # What was just read may be of two steps.
             return

@@ -90,4 +90,6 @@ def train(
 
 
 if __name__ == "__main__":
+    # What agents are started by.
+    sys.executable = os.environ.get("SUREFOOT_TEST_PYTHON", sys.executable)
     globals()[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -33,7 +33,14 @@ class Stage:
         return self._warm.start(scenes, [scene, json.dumps(options)], output, env, ranks=ranks)
 
     def start_nodes(
-        self, scene: str, nodes: int, *, ranks: int = 1, scenes: Path = SCENES, **options: Any
+        self,
+        scene: str,
+        nodes: int,
+        *,
+        ranks: int = 1,
+        scenes: Path = SCENES,
+        env: dict[str, str] | None = None,
+        **options: Any,
     ) -> list[Job]:
         """Start a scene on several nodes: launches of their own, with shared memory of their own."""
         port, jobs = free_port(), []
@@ -44,11 +51,10 @@ class Stage:
             output = self.place / f"output{self._launches}"
             output.touch()
             args = [scene, json.dumps({"to": str(self.run), **options})]
-            env = {"SUREFOOT_SHM": str(memory)}
-            first = node * ranks
+            first, its_env = node * ranks, {"SUREFOOT_SHM": str(memory), **(env or {})}
             jobs.append(
                 self._warm.start(
-                    scenes, args, output, env, ranks=ranks, world=nodes * ranks, first_rank=first, port=port
+                    scenes, args, output, its_env, ranks=ranks, world=nodes * ranks, first_rank=first, port=port
                 )
             )
         return jobs

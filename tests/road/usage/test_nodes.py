@@ -16,6 +16,7 @@ import pytest
 from stage import Stage
 from warm import free_port, processes_with, until
 
+from surefoot.board import Board, NodeWord, Phase
 from surefoot.exits import SUPERSEDED
 
 SCENES = Path(__file__).with_name("node_scenes.py")
@@ -81,6 +82,66 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
     resumed = _said(outputs, "begins")
     assert [line[2:] for line in resumed] == [[last + 2, ended[3]]] * 2
     assert [line[3] for line in _said(outputs, "ends")] == [_truth(stage, truths, kind, last + 4)] * 2
+
+
+_SLOW_TO_COME_BACK = """#!{python}
+import asyncio, runpy, sys
+import surefoot.agent.fleet as fleet
+announce = fleet.announce
+async def late(tier, nonce, mine, *, instead):
+    if instead:
+        await asyncio.sleep(4.0)
+    await announce(tier, nonce, mine, instead=instead)
+fleet.announce = late
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def _kill_agent_at_work(memory: Path) -> None:
+    """In the middle of a save, whose image the trainer will tell the next agent of."""
+    (path,) = memory.glob("*/board")
+    board = Board.open(path)
+    pid = board.node(NodeWord.AGENT_PID)
+
+    def held() -> bool:
+        if board.node(NodeWord.PHASE) != Phase.FLUSHING:
+            return False
+        os.kill(pid, signal.SIGSTOP)
+        if board.node(NodeWord.PHASE) == Phase.FLUSHING:
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    until(held, "a save", 240.0)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_agent_that_is_slow_to_come_back(stage: Stage, truths: dict[str, list[object]]) -> None:
+    """The agent of the first node is killed, and the one that replaces it reaches the others' only seconds later, with
+    trainers that seal step after step meanwhile: it commits nothing by itself and does not fail, training goes on,
+    and saves do."""
+    slow = stage.place / "slow"
+    slow.write_text(_SLOW_TO_COME_BACK.format(python=sys.executable))
+    slow.chmod(0o700)
+    options = {"scenes": SCENES, "kind": "ddp", "stage": 1, "interval_s": 0.1}
+    first, second = stage.start_nodes(
+        "train", 2, total=10**6, wait=True, env={"SUREFOOT_TEST_PYTHON": str(slow)}, **options
+    )
+    until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+    _kill_agent_at_work(stage.memory / "node0")
+    until(lambda: "agent restarted" in first.output, "an agent in its place", 240.0)
+    before = max(_steps(stage, newest=True))
+    until(lambda: max(_steps(stage, newest=True)) > before + 1, "later commits", 240.0)
+    os.kill(first.children()[0], signal.SIGTERM)
+    assert [job.wait() for job in (first, second)] == [75, 75], first.output + second.output
+    stage.until_quiet()
+    assert first.output.count("agent restarted") == 1
+    assert "Traceback" not in first.output + second.output
+    (last,) = _steps(stage, newest=True)
+    outputs = stage.play_nodes("train", 2, total=last + 2, **options)
+    assert [line[2] for line in _said(outputs, "begins")] == [last] * 2
+    assert [line[3] for line in _said(outputs, "ends")] == [_truth(stage, truths, "ddp", last + 2)] * 2
 
 
 def _steps(stage: Stage, *, newest: bool) -> set[int]:
