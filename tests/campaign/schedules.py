@@ -218,6 +218,7 @@ class Place:
             num_ranks=setting.ranks,
             look_on=lambda view: write_number(pace, _pace(events, len(view.strikes), setting.steps)),
             newest_durable=lambda: asyncio.run(newest_durable(uri, damaged)),
+            may_damage=lambda: asyncio.run(_num_sound(uri, damaged)) > 1,
             damage=lambda: damaged.extend(asyncio.run(_damage(uri, random.Random(setting.seed)))),
             store_link=self._hosts.store,
             store=self._server,
@@ -250,6 +251,15 @@ class Place:
 def _pace(events: Sequence[Event], struck: int, steps: int) -> int:
     """The step from which training goes slowly: that of the next event, so that it is not over before."""
     return events[struck].step + _PACE_MARGIN if struck < len(events) else steps
+
+
+async def _num_sound(uri: str, damaged: Sequence[StepId]) -> int:
+    """Committed steps that were not damaged."""
+    books = Books(open_tier(uri))
+    try:
+        return len(set(await books.commits()) - set(damaged))
+    finally:
+        await books.tier.close()
 
 
 async def _damage(uri: str, rng: random.Random) -> list[StepId]:

@@ -74,6 +74,7 @@ class Scenario:
         newest_durable: asked after a loss of memory, before the next start: the newest committed step, 0 if there is
             none.
         damage: of `rot`: damages the newest committed step in the store; what comes after counts without it.
+        may_damage: whether another committed step would be left: a run whose every checkpoint is damaged is refused.
         store_link: what joins the store to the nodes; None: it cannot be cut.
         store: the store's server; None: it cannot be stopped.
         look_on: called about ten times a second.
@@ -93,6 +94,7 @@ class Scenario:
         num_ranks: int = 1,
         newest_durable: Callable[[], int] | None = None,
         damage: Callable[[], None] | None = None,
+        may_damage: Callable[[], bool] | None = None,
         store_link: Link | None = None,
         store: Pausable | None = None,
         look_on: Callable[[View], None] | None = None,
@@ -108,6 +110,7 @@ class Scenario:
         self._num_ranks = num_ranks
         self._newest_durable = newest_durable
         self._damage = damage
+        self._may_damage = may_damage
         self._store_link = store_link
         self._store = store
         self._look_on = look_on
@@ -169,7 +172,7 @@ class Scenario:
 
     def _try(self, job: Job, event: Event) -> Strike | None:
         """Strike if this is the moment, else None."""
-        if _phase(job, event) != event.phase or not self._is_due(job, event):
+        if _phase(job, event) != event.phase or not self._is_due(job, event) or not self._is_allowed(event):
             return None
         watched, target = _watched(job, event), _target(job, event)
         if watched is None or target is None:
@@ -183,6 +186,9 @@ class Scenario:
                 return None
             struck_s, pids = wall_s(), self._strike(job, event, target)
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
+
+    def _is_allowed(self, event: Event) -> bool:
+        return event.kind is not Kind.ROT or self._may_damage is None or self._may_damage()
 
     def _is_due(self, job: Job, event: Event) -> bool:
         finished = job.finished()
