@@ -27,7 +27,7 @@ from surefoot.scenario.processes import MARK_VARIABLE, find_marked, send, wait_f
 _NOT_AGAIN = (EVICTED, EVICTED_UNSAVED, SUPERSEDED)
 """Codes after which a launch is not started again unasked."""
 _MOST_LAUNCHES = 25
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.1
 
 
 class Forge:

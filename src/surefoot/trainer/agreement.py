@@ -8,6 +8,7 @@ collective raises first, or the agents act.
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
@@ -15,7 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from surefoot.core.agreement import Vector
+from surefoot.core.agreement import FIELDS, Vector
 
 _TIMEOUT = timedelta(hours=24)
 """Longer than any group of the user's: a rank may evaluate alone for hours."""
@@ -48,11 +49,21 @@ class LoneAgreement:
 
 
 class GlooAgreement:
-    """One asynchronous MAX all-reduce of a few integers a boundary."""
+    """One asynchronous MAX all-reduce of a few integers a boundary.
+
+    Every step of the user's waits for this: the integers lie in one buffer for good, and the group is asked directly.
+    A new tensor and the checks of `dist.all_reduce` take longer than all the rest together.
+    """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._words = array("q", [0] * FIELDS)
+        self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
+        """The same memory, as the group wants it."""
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self._pending: dist.Work | None = None
+        """What the buffer belongs to until it was waited for."""
         self._over = False
 
     def draw(self) -> int:
@@ -75,14 +86,11 @@ class GlooAgreement:
     def post(self, vector: Vector) -> None:
         if self._over:
             return
-        buffer = torch.tensor(vector.encode(), dtype=torch.int64)
+        self._words[:] = array("q", vector.encode())
         try:
-            work = dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._pending = self._group.allreduce([self._tensor], self._options)
         except RuntimeError:
             self._lost()
-            return
-        assert work is not None
-        self._pending = (work, buffer)
 
     def leave(self) -> None:
         self.settle(Vector)
@@ -93,14 +101,13 @@ class GlooAgreement:
     def _wait(self) -> Vector | None:
         if self._pending is None:
             return None
-        work, buffer = self._pending
-        self._pending = None
+        work, self._pending = self._pending, None
         try:
             work.wait()
         except RuntimeError:
             self._lost()
             return None
-        return Vector.decode(buffer.tolist())
+        return Vector.decode(self._words)
 
     def _lost(self) -> None:
         # A peer is gone. The user's own collective says so louder, and the agents end this rank.
