@@ -133,6 +133,24 @@ def test_what_is_filled_anew_while_it_is_read_is_not_told(tmp_path: Path, homes:
     asyncio.run(story())
 
 
+def test_no_room_for_a_keepsakes_file(tmp_path: Path, homes: Callable[[str], Home]) -> None:
+    """Said once; the connection that brought it stays, and the copy is there as long as this agent is."""
+
+    async def story() -> None:
+        async with _two(tmp_path, homes) as machines:
+            place = machines[1].home.directory
+            place.rename(place.with_name("away"))
+            for step in (5, 6):
+                held = await _told(machines, step, slot=step % 2)
+                assert await machines[1].memory.hash_slot(machines[1].segment, step % 2) is not None
+            place.with_name("away").rename(place)
+            assert ["end with this agent" in said for said in machines[1].said] == [True]
+            made = await machines[1].twins.find(StepId(6, 1), PLAN.hash, 0)
+            assert made.image_hash == held.image_hash
+
+    asyncio.run(story())
+
+
 def test_a_lost_image_is_made_whole(tmp_path: Path, homes: Callable[[str], Home]) -> None:
     """Every byte of it, its record and its hash; offered as what it is; and gone again when it is not needed."""
 

@@ -46,6 +46,14 @@ def test_the_next_save_starts_when_the_rule_says(
     assert next_start(cadence, start, start + took_s, size_bytes) == pytest.approx(start + wait_s)
 
 
+def test_one_slow_save_does_not_make_saves_rare() -> None:
+    """An outage is over when its save is; what is slow twice is slow."""
+    slow_s, quick_s = 2 * CONTINUOUS_BELOW_S, CONTINUOUS_BELOW_S / 5
+    assert next_start(Cadence(), 100.0, 100.0 + slow_s, 0, quick_s) == 100.0 + slow_s
+    assert next_start(Cadence(), 100.0, 100.0 + slow_s, 0, slow_s) == 100.0 + DEFAULT_INTERVAL_S
+    assert next_start(Cadence(), 100.0, 100.0 + slow_s, 0) == 100.0 + DEFAULT_INTERVAL_S
+
+
 @given(_times, st.floats(0, 1e5), st.integers(0, 10**13), st.none() | st.floats(0, 1e5), st.floats(1e3, 1e13))
 def test_a_start_breaks_no_bound(
     started: float, took_s: float, size_bytes: int, interval_s: float | None, cap: float

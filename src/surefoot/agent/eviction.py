@@ -16,6 +16,7 @@ from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
 from surefoot.core.documents import Fields
 from surefoot.core.emergency import Count, late_target
+from surefoot.core.layout import StepId
 from surefoot.wire import Body
 
 _ASSUMED_BYTES_PER_S = 100e6
@@ -58,6 +59,8 @@ class Eviction:
         self._margin_s = 0.0
         self.noticed = asyncio.Event()
         self._late_ordered = False
+        self._late_step: int | None = None
+        """What every rank was told to take late."""
         self._nothing_to_ship = False
         fleet.hear("notice", self._hear_notice)
         fleet.answer("hold", self._asked_to_hold)
@@ -197,16 +200,26 @@ class Eviction:
         self._aim(Fields(body, "target").integer("target"))
 
     def _aim(self, target: int) -> None:
+        self._late_step = target
         self._situation.board.set_node(NodeWord.LATE_TARGET, target + 1)
         self._journal.record("late", step=target)
 
     def _must_ship_alone(self) -> bool:
         if self._situation.is_safe():
             return False
-        if not self._crew.workers:
+        if not self._crew.workers or self._late_step_waits():
             return True
         # As long as a boundary may still come and its image be shipped in time, it is waited for.
         return boot_s() >= self._deadline_s - self._ship_s() - self._margin_s
+
+    def _late_step_waits(self) -> bool:
+        """True if what was taken late is in every rank's memory, and nobody ships it. No rank passes it: it can go."""
+        workers = self._crew.workers
+        if self._late_step is None or not workers:
+            return False
+        generation = self._situation.generation.number
+        sealed = self._situation.board.sealed_on_all(generation, workers[0].local_world_size)
+        return sealed >= self._late_step and not self._shipper.delivering(StepId(self._late_step, generation))
 
     def _ship_s(self) -> float:
         return 1.5 * self._image_bytes() / (self._shipper.rate_bytes_per_s or _ASSUMED_BYTES_PER_S)

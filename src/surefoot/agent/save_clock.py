@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
@@ -22,6 +23,8 @@ class SaveClock:
         self._journal = journal
         self._cadence = cadence
         self._due_s = 0.0
+        self._took_s = inf
+        """By the last save, if there was one."""
         self._running = asyncio.Event()
 
     def restart(self) -> None:
@@ -36,7 +39,9 @@ class SaveClock:
 
     def saved(self, started_s: float, size_bytes: int, *, again: bool) -> None:
         """A step became durable. `again`: the clock had wished for it, and goes on."""
-        self._due_s = next_start(self._cadence, started_s, boot_s(), size_bytes)
+        now_s = boot_s()
+        self._due_s = next_start(self._cadence, started_s, now_s, size_bytes, self._took_s)
+        self._took_s = now_s - started_s
         if again:
             self._running.set()
 

@@ -88,6 +88,8 @@ class Twins:
         """By plan and rank, where in its image lies what is its own: known once, needed at every step."""
         self._too_large: set[int] = set()
         """Ranks of which that was said."""
+        self._unwritten = False
+        """That a keepsake has no file was said."""
         fleet.hear("keepsake", self._hear)
 
     def adopt(self) -> None:
@@ -143,7 +145,12 @@ class Twins:
         if len(keepsake.own) > MAX_OWN_BYTES or len(keepsake.record) > MAX_OWN_BYTES:
             raise CorruptError(f"a keepsake of {len(keepsake.own)} and {len(keepsake.record)} bytes")
         path = self._home.directory / f"rank-{keepsake.rank:05d}-{secrets.token_hex(4)}{_SUFFIX}"
-        _write(path, documents.seal(keepsake.to_json()))
+        try:
+            _write(path, documents.seal(keepsake.to_json()))
+        except OSError as error:
+            if not self._unwritten:
+                self._unwritten = True
+                self._say(f"second copies of other machines' images end with this agent: {path.name}: {error}")
         self._keep(keepsake, path)
 
     def _keep(self, keepsake: Keepsake, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from surefoot.errors import ConfigError
 
@@ -37,9 +37,17 @@ class Cadence:
             raise ConfigError(f"max_bytes_per_hour is {self.max_bytes_per_hour}: give a positive number")
 
 
-def next_start(cadence: Cadence, started: float, ended: float, size_bytes: int) -> float:
-    """Earliest time of the next periodic save, from the last one's start, end and size. Times in seconds, one clock."""
-    took_s = ended - started
+def next_start(cadence: Cadence, started: float, ended: float, size_bytes: int, before_s: float = inf) -> float:
+    """Earliest time of the next periodic save, from the last one's start, end and size. Times in seconds, one clock.
+
+    Args:
+        cadence: what was asked for.
+        started: of the last save.
+        ended: of the last save.
+        size_bytes: of the last save.
+        before_s: what the save before it took. A single slow one, by an outage, does not make saves rare.
+    """
+    took_s = min(ended - started, before_s)
     if cadence.interval_s is not None:
         wanted = started + cadence.interval_s
     elif took_s < CONTINUOUS_BELOW_S:
