@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_jobs import STEPS, Answer, Evicted, Finished, Killed
+from cli_jobs import STEPS, WITHIN_S, Answer, Evicted, Finished, Killed, until
 from run_files import commits, first, resealed, shard_of
 
 from surefoot.agent.books import Books
 from surefoot.core.layout import StepId, commit_key, plan_key
 from surefoot.core.manifest import Generation
+from surefoot.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
 Command = Callable[..., Answer]
@@ -291,3 +295,20 @@ def test_lineage_records_are_generations() -> None:
     """The helper that makes later generations writes what the run itself reads."""
     data = Generation(2, "launch", None, 1, "node", 1.0).to_bytes()
     assert Generation.from_bytes(data, "generations/g0002.json").number == 2
+
+
+def test_ls_says_what_it_waits_for(evicted: Evicted, s3_server: S3Server, tmp_path: Path) -> None:
+    """A store that does not answer is named on standard error while it is waited for; the answer is whole."""
+    command = [sys.executable, "-m", "surefoot.cli.main", "ls", evicted.uri, "--json"]
+    said = tmp_path / "said"
+    s3_server.pause()
+    try:
+        with said.open("wb") as err:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, env={**os.environ, **s3_server.env})
+        until(lambda: f"waiting for {evicted.uri}: no answer" in said.read_text(), said.read_text)
+    finally:
+        s3_server.go_on()
+    out, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, said.read_text()
+    assert json.loads(out)[0]["step"] == evicted.steps
+    assert f"{evicted.uri} answers again" in said.read_text()

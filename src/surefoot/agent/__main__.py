@@ -18,7 +18,6 @@ from typing import Any
 from surefoot.agent.agent import Agent
 from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
-from surefoot.agent.silence import Silence, Watched
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
@@ -28,6 +27,7 @@ from surefoot.exits import leave
 from surefoot.home import Home, is_draining
 from surefoot.priority import give_way
 from surefoot.tiers.open import open_disks, open_tier
+from surefoot.tiers.silence import Watched
 
 _THREADS = 8
 _NUM_RANKS = 64
@@ -55,12 +55,12 @@ async def _run(config: AgentConfig, pipe: int) -> int:
     # What is done beside the loop is hashing, mostly.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "beside", initializer=give_way))
     # Until there is a journal.
-    place = Watched(open_tier(config.uri), lambda silence: _print_event(**_event_of(place, silence)))
+    place = Watched(open_tier(config.uri), lambda silence: _print_event(**place.event_of(silence)))
     books = Books(place)
     record = await books.open_run(wall_s())
     home = await _take_home(record.run, config)
     journal = Journal.open(record.run, config.launch, config.node, books.tier, home.directory)
-    place.told = lambda silence: journal.record(**_event_of(place, silence))
+    place.told = lambda silence: journal.record(**place.event_of(silence))
     board = Board.create(home.board, _NUM_RANKS)
     agent = Agent(config, home, books, open_disks(config.disks), journal, board)
 
@@ -68,12 +68,6 @@ async def _run(config: AgentConfig, pipe: int) -> int:
         _say(pipe, {"socket": str(socket), "board": str(board_path), "run": record.run})
 
     return await agent.run(ready)
-
-
-def _event_of(place: Watched, silence: Silence) -> dict[str, Any]:
-    kind = "tier_answers" if silence.over else "tier_silent"
-    about = {"tier": place.name, "place": place.uri, "what": silence.what}
-    return {"kind": kind, **about, "seconds": round(silence.seconds, 1)}
 
 
 def _print_event(kind: str, **fields: Any) -> None:

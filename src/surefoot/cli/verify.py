@@ -35,11 +35,11 @@ def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
 
 async def _verify(run: str, step: str | None, progress: Progress) -> Verdict:
     from surefoot.inspect.checkpoints import parse_selector
+    from surefoot.inspect.place import open_place
     from surefoot.inspect.verify import verify as verify_run
-    from surefoot.tiers.open import open_tier
 
     wanted = None if step is None else parse_selector(step)
-    tier = open_tier(run)
+    tier = open_place(run)
     try:
         return await verify_run(tier, wanted, progress)
     finally:

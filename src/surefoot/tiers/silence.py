@@ -11,7 +11,7 @@ import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from surefoot.clock import boot_s
 from surefoot.errors import ObjectExistsError, ObjectMissingError, TierDeniedError, TierFullError
@@ -84,6 +84,12 @@ class Watched:
     @property
     def uri(self) -> str:
         return self._tier.uri
+
+    def event_of(self, silence: Silence) -> dict[str, Any]:
+        """As `surefoot.events` has it; `kind` is its name."""
+        kind = "tier_answers" if silence.over else "tier_silent"
+        about = {"tier": self.name, "place": self.uri, "what": silence.what}
+        return {"kind": kind, **about, "seconds": round(silence.seconds, 1)}
 
     async def put_stream(self, key: str, chunks: AsyncIterator[memoryview], size_bytes: int) -> None:
         with self._watch("write", key, min(size_bytes, _UNDER_WAY_BYTES)) as request:

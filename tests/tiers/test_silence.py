@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fleet_nodes import until
 
-import surefoot.agent.silence as silence_module
-from surefoot.agent.silence import Silence, Watched
+import surefoot.tiers.silence as silence_module
 from surefoot.errors import ObjectMissingError, TierError
 from surefoot.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 from surefoot.tiers.object_store import ObjectTier
+from surefoot.tiers.silence import Silence, Watched
 
 _BOUND_S = 60.0
 _SHARD_BYTES = 40 << 20
@@ -24,6 +23,12 @@ _SHARD_BYTES = 40 << 20
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence_module, "SILENT_AFTER_S", 0.2)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_BOUND_S):
+        while not condition():  # noqa: ASYNC110 - seen from another thread
+            await asyncio.sleep(0.01)
 
 
 @contextmanager
