@@ -26,7 +26,8 @@ from surefoot.scenario.processes import MARK_VARIABLE, find_marked, send, wait_f
 
 _NOT_AGAIN = (EVICTED, EVICTED_UNSAVED, SUPERSEDED)
 """Codes after which a launch is not started again unasked."""
-_MOST_LAUNCHES = 25
+_MOST_UNASKED = 25
+"""Launches after ones that ended badly."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -113,7 +114,8 @@ class Cluster:
         self.num_ranks = num_ranks
         self.jobs: list[ClusterJob] = []
         self._codes: dict[ClusterJob, int | None] = {}
-        self._launches = 0
+        self._begun = False
+        self._unasked = 0
         self._looked_s = 0.0
 
     def job(self, node: Node) -> ClusterJob:
@@ -125,7 +127,7 @@ class Cluster:
         """None as long as it runs, or will be started again."""
         self.look()
         code = self._codes.get(job)
-        again = job.wanted or (code not in (FINISHED, *_NOT_AGAIN) and self._launches < _MOST_LAUNCHES)
+        again = job.wanted or (code not in (FINISHED, *_NOT_AGAIN) and self._unasked < _MOST_UNASKED)
         return None if again else code
 
     def look(self, *, now: bool = False) -> None:
@@ -134,23 +136,22 @@ class Cluster:
             return
         self._looked_s = boot_s()
         self._codes = {job: job.code() for job in self.jobs}
-        if self._begun() and any(code is None for code in self._codes.values()):
+        if self._begun and any(code is None for code in self._codes.values()):
             return
         if all(job.wanted or self._codes[job] not in _NOT_AGAIN for job in self.jobs) and self._is_needed():
             self._begin()
 
-    def _begun(self) -> bool:
-        return self._launches > 0
-
     def _is_needed(self) -> bool:
-        if not self._begun():
+        if not self._begun:
             return all(job.wanted for job in self.jobs)
         return any(job.wanted or self._codes[job] != FINISHED for job in self.jobs)
 
     def _begin(self) -> None:
-        if self._launches >= _MOST_LAUNCHES:
-            return
-        self._launches += 1
+        if self._begun and not any(job.wanted for job in self.jobs):
+            if self._unasked >= _MOST_UNASKED:
+                return
+            self._unasked += 1
+        self._begun = True
         address, port = self.machines.hosts[0].address if self.machines.hosts else "127.0.0.1", free_port()
         for job in self.jobs:
             job.begin(address, port)
