@@ -56,9 +56,7 @@ class Commits:
             TierError: the tier failed; it may be tried again.
         """
         if self._fleet.alone:
-            shards = complete_set(mine.values(), at)
-            assert shards is not None
-            return await self._pipeline.commit(shards, current, wall_s())
+            return await self._pipeline.commit(_whole(mine.values(), at), current, wall_s())
         shards = await self._all_shards(name, at, mine.values())
         if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
@@ -121,6 +119,10 @@ def _complete(brought: Iterable[Body], nodes: Iterable[str], at: StepId) -> tupl
         if why is not None:
             raise AgentError(f"node {node} gave step {at.step} up: {why}")
         shards += [Shard.from_ack(text.encode("ascii"), key) for key, text in fields.items("acks")]
+    return _whole(shards, at)
+
+
+def _whole(shards: Iterable[Shard], at: StepId) -> tuple[Shard, ...]:
     found = complete_set(shards, at)
     if found is None:
         raise CorruptError(f"the acknowledgements of step {at.step} do not make a whole")
