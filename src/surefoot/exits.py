@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -40,6 +42,16 @@ class Superseded(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
+
+
+def hasten_end() -> None:
+    """Spare this process the interpreter's last search for garbage, whenever it ends.
+
+    Everything that torch has ever imported is looked at then, which takes seconds (about 2.3 of 3.0, measured with what
+    FSDP imports), and a machine that is taken away has none to spare. Handlers of `atexit` run as ever, and so does
+    what ends with its last reference.
+    """
+    atexit.register(gc.freeze)
 
 
 def leave(code: int) -> NoReturn:

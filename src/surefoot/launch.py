@@ -11,6 +11,8 @@ import sys
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from surefoot.exits import leave
+
 _SIGNALLED = 128
 
 
@@ -27,4 +29,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # An eviction waits for this, and the interpreter's own end takes a second or two with torch in it.
+    leave(main())

@@ -13,7 +13,7 @@ from surefoot.board import Board, Phase, RankWord
 from surefoot.core.cadence import Cadence
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, SurefootError, UsageError
-from surefoot.exits import EVICTED_UNSAVED, Evicted
+from surefoot.exits import EVICTED_UNSAVED, Evicted, hasten_end
 from surefoot.home import Use
 from surefoot.spawn import find_or_spawn, launch_key
 from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
@@ -249,6 +249,7 @@ class Session:
         self._agreement.leave()
         safe = self._goodbye(step, finished=False, wait_safe=not self._supervised)
         self._end()
+        hasten_end()
         leaving = Evicted(step)
         if not self._supervised and not safe:
             leaving.code = EVICTED_UNSAVED
