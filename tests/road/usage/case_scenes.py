@@ -352,6 +352,15 @@ def counted() -> Counter[str]:
 
     for name in _COLLECTIVES:
         setattr(dist, name, counting(name, getattr(dist, name)))
+    directly = dist.ProcessGroup.allreduce
+
+    def asked(group: dist.ProcessGroup, tensors: list[torch.Tensor], *options: Any) -> Any:
+        # The training's own come here, too, in the group of all.
+        if group is not dist.group.WORLD:
+            calls[f"all_reduce {tensors[0].nbytes}"] += 1
+        return directly(group, tensors, *options)
+
+    dist.ProcessGroup.allreduce = asked
     return calls
 
 
