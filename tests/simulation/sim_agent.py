@@ -306,6 +306,7 @@ class Brain:
         board = self.node.board
         board.generation, board.known = order.turn[0], Progress(order.turn[0])
         start = order.whole.at if order.whole is not None else StepId(0, 0)
+        board.begun_at = start.step
         committed = order.whole is not None and order.whole.committed
         if committed or board.committed > start:
             board.committed = start if committed else StepId(0, 0)
@@ -465,8 +466,9 @@ class Brain:
             self.touch()
 
     def _continues(self, at: StepId) -> bool:
-        start = self.order.whole.at.step if self.order is not None and self.order.whole is not None else 0
-        return at.generation == self.node.board.generation or at.step <= start
+        # By what outlives this agent: one that replaces it has seen no order.
+        board = self.node.board
+        return at.generation == board.generation or at.step <= board.begun_at
 
     def supersede(self) -> None:
         """A newer launch owns the run: this one stops for good."""

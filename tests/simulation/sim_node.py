@@ -85,6 +85,8 @@ class Words:
     """The board: outlives the processes of the node."""
 
     generation: int = 0
+    begun_at: int = 0
+    """The step that it started from. Agents read it from its record."""
     leaving_until_s: float | None = None
     wanted: int = 0
     committed: StepId = _NOTHING

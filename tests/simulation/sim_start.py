@@ -11,6 +11,7 @@ from sim_trainer import Turn
 from surefoot.core.copies import Copy, Whole, copies_of
 from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard
 from surefoot.core.manifest import Generation, Parent
+from surefoot.errors import SupersededError
 
 if TYPE_CHECKING:
     from sim_agent import Brain
@@ -44,7 +45,12 @@ class Starting:
                 return
             floor = yield from self._inventories()
             copies = [copy for of_node in self._brain.answers.values() for copy in of_node]
-            options = yield from self._options(generations, copies)
+            try:
+                options = yield from self._options(generations, copies)
+            except SupersededError:
+                # Another launch took over while it read.
+                self._brain.supersede()
+                return
             yield from self._until_the_notice_is_over()
             if not self._is_current():
                 return

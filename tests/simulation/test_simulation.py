@@ -191,6 +191,11 @@ _KEPT = [
     (Setting(nodes=2, step_s=2.0), 4, [
         Fault(kind="damage_memory", node=1, at_s=9.0), Fault(kind="kill_trainer", node=0, at_s=9.05),
     ]),
+    # An agent that replaces another knows from the records what its generation continues.
+    (Setting(nodes=1, launches=2, second_launch_s=15.0, steps=12, step_s=1.0, copy_s=0.5, ship_s=3.0, every=2), 2354, [
+        Fault(kind="stop_node", node=1, at_s=20.28, seconds=200.0),
+        Fault(kind="kill_agent", node=1, effect="agent get generations/", count=3),
+    ]),
 ]  # fmt: skip
 
 
