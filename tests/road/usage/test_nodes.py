@@ -90,7 +90,7 @@ import surefoot.agent.fleet as fleet
 announce = fleet.announce
 async def late(tier, nonce, mine, *, instead):
     if instead:
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(2.0)
     await announce(tier, nonce, mine, instead=instead)
 fleet.announce = late
 sys.argv = sys.argv[2:]
@@ -118,7 +118,7 @@ def _kill_agent_at_work(memory: Path) -> None:
 
 
 def test_an_agent_that_is_slow_to_come_back(stage: Stage, truths: dict[str, list[object]]) -> None:
-    """The agent of the first node is killed, and the one that replaces it reaches the others' only seconds later, with
+    """The agent of the first node is killed, and the one that replaces it reaches the others' only two seconds later, with
     trainers that seal step after step meanwhile: it commits nothing by itself and does not fail, training goes on,
     and saves do."""
     slow = stage.place / "slow"
