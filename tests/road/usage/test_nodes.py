@@ -118,7 +118,7 @@ def _kill_agent_at_work(memory: Path) -> None:
 
 
 def test_an_agent_that_is_slow_to_come_back(stage: Stage, truths: dict[str, list[object]]) -> None:
-    """The agent of the first node is killed, and the one that replaces it reaches the others' only two seconds later, with
+    """The agent of the first node is killed, and the one that replaces it reaches the others' only after a while, with
     trainers that seal step after step meanwhile: it commits nothing by itself and does not fail, training goes on,
     and saves do."""
     slow = stage.place / "slow"
