@@ -95,9 +95,11 @@ def _become(order: dict[str, Any], fds: list[int]) -> int:
 
 
 def _set_bound(name: str, value: float) -> None:
-    """Shorten a wait of the agent's that is right for real runs and too long for a test: "shipping._ENSURE_S"."""
-    module_name, _, constant = name.partition(".")
-    module = importlib.import_module(f"surefoot.agent.{module_name}")
+    """Shorten a wait that is right for real runs and too long for a test: "shipping._ENSURE_S" of the agent's own, or
+    "tiers.silence.SILENT_AFTER_S"."""
+    module_name, _, constant = name.rpartition(".")
+    where = "surefoot" if "." in module_name else "surefoot.agent"
+    module = importlib.import_module(f"{where}.{module_name}")
     assert isinstance(getattr(module, constant), int | float), f"{name} is no bound"
     setattr(module, constant, value)
 

@@ -19,7 +19,7 @@ from surefoot.s3_server import S3Server
 
 SMALL = {"stall_s": 1.0}
 """After which a request is given up."""
-IMPATIENT = {"silence.SILENT_AFTER_S": 0.3}
+IMPATIENT = {"tiers.silence.SILENT_AFTER_S": 0.3}
 
 
 class Place:
