@@ -114,7 +114,7 @@ def test_an_agent_that_cannot_come_back_says_why(tmp_path: Path) -> None:
         node = Node(tmp_path, "a")
         node.fleet.replaces_one()
         waiting = asyncio.create_task(node.fleet.gather("plan", {"n": 0}))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         node.fleet.miss("no way to the others")
         with pytest.raises(AgentError, match="no way to the others"):
             await waiting

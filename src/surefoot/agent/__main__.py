@@ -13,7 +13,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from surefoot.agent.agent import Agent
 from surefoot.agent.books import Books
@@ -22,12 +21,11 @@ from surefoot.agent_config import AgentConfig
 from surefoot.board import Board
 from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError
-from surefoot.events import describe
 from surefoot.exits import leave
 from surefoot.home import Home, is_draining
 from surefoot.priority import give_way
 from surefoot.tiers.open import open_disks, open_tier
-from surefoot.tiers.silence import Watched
+from surefoot.tiers.silence import spoken_of
 
 _THREADS = 8
 _NUM_RANKS = 64
@@ -55,7 +53,7 @@ async def _run(config: AgentConfig, pipe: int) -> int:
     # What is done beside the loop is hashing, mostly.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "beside", initializer=give_way))
     # Until there is a journal.
-    place = Watched(open_tier(config.uri), lambda silence: _print_event(**place.event_of(silence)))
+    place = spoken_of(open_tier(config.uri))
     books = Books(place)
     record = await books.open_run(wall_s())
     home = await _take_home(record.run, config)
@@ -68,10 +66,6 @@ async def _run(config: AgentConfig, pipe: int) -> int:
         _say(pipe, {"socket": str(socket), "board": str(board_path), "run": record.run})
 
     return await agent.run(ready)
-
-
-def _print_event(kind: str, **fields: Any) -> None:
-    print(f"surefoot: {describe({'event': kind, **fields})}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 async def _take_home(run: str, config: AgentConfig) -> Home:

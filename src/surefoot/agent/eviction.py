@@ -130,10 +130,9 @@ class Eviction:
 
     async def clear_crew(self) -> None:
         """See the trainers off: they leave by themselves once they hear of the notice, else they are ended."""
-        left_s = max(0.5, min(_LEAVE_WITHIN_S, self._deadline_s - boot_s()))
-        if self._fleet.me not in self._fleet.leaving:
-            # This machine stays, and its trainers' exit codes matter to whoever starts them again.
-            left_s = _LEAVE_WITHIN_S
+        # A machine that stays has no deadline, and its trainers' exit codes matter to whoever starts them again.
+        stays = self._fleet.me not in self._fleet.leaving
+        left_s = _LEAVE_WITHIN_S if stays else max(0.5, min(_LEAVE_WITHIN_S, self._deadline_s - boot_s()))
         if not await self._crew.gone(left_s):
             ranks = self._crew.stop_all()
             self._journal.record("stopped", ranks=ranks, why="they did not leave by themselves")

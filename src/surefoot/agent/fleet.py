@@ -251,7 +251,7 @@ class Fleet:
         Raises:
             AgentError: a node is gone, or this one could not come back to the others.
         """
-        await self._settled.wait()
+        await self.settled()
         if self._missed:
             raise AgentError(self._missed)
         if self.alone:

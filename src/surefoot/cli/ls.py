@@ -44,11 +44,11 @@ def ls(
 async def _read(run: str, disk: list[str], *, all_: bool) -> tuple[Survey, list[Checkpoint]]:
     from surefoot.agent.books import Books
     from surefoot.inspect.checkpoints import checkpoints, copies_on, usable
-    from surefoot.inspect.place import open_place
     from surefoot.inspect.survey import survey
-    from surefoot.tiers.open import open_disks
+    from surefoot.tiers.open import open_disks, open_tier
+    from surefoot.tiers.silence import spoken_of
 
-    tier, disks = open_place(run), open_disks(disk)
+    tier, disks = spoken_of(open_tier(run)), open_disks(disk)
     try:
         found = (await survey(Books(tier), all_commits=all_)).demand()
         rows = checkpoints(found, await copies_on(disks))

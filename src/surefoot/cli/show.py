@@ -44,11 +44,12 @@ async def _read(run: str, step: str | None) -> RunDetail | StepDetail:
     from surefoot.agent.books import Books
     from surefoot.inspect.checkpoints import checkpoints, parse_selector
     from surefoot.inspect.detail import run_detail
-    from surefoot.inspect.place import open_place
     from surefoot.inspect.survey import survey
+    from surefoot.tiers.open import open_tier
+    from surefoot.tiers.silence import spoken_of
 
     wanted = None if step is None else parse_selector(step)
-    tier = open_place(run)
+    tier = spoken_of(open_tier(run))
     try:
         books = Books(tier)
         found = (await survey(books)).demand()

@@ -35,11 +35,12 @@ def verify(run: Run, step: Step = None, as_json: AsJson = False) -> None:
 
 async def _verify(run: str, step: str | None, progress: Progress) -> Verdict:
     from surefoot.inspect.checkpoints import parse_selector
-    from surefoot.inspect.place import open_place
     from surefoot.inspect.verify import verify as verify_run
+    from surefoot.tiers.open import open_tier
+    from surefoot.tiers.silence import spoken_of
 
     wanted = None if step is None else parse_selector(step)
-    tier = open_place(run)
+    tier = spoken_of(open_tier(run))
     try:
         return await verify_run(tier, wanted, progress)
     finally:

@@ -17,7 +17,8 @@ from surefoot.agent.books import Books
 from surefoot.board import Board, NodeWord, RankWord
 from surefoot.errors import AgentError, ConfigError, RunBusyError, SurefootError
 from surefoot.home import Found, base_directory, clean_run, find_runs
-from surefoot.inspect.place import open_place
+from surefoot.tiers.open import open_tier
+from surefoot.tiers.silence import spoken_of
 
 _RUN_ID = re.compile(r"[A-Za-z0-9]{8,64}")
 _ANSWER_WITHIN_S = 10.0
@@ -214,7 +215,7 @@ def _has_directory(note: bytes) -> bool:
 
 
 async def _run_id_at(uri: str) -> str:
-    tier = open_place(uri)
+    tier = spoken_of(open_tier(uri))
     try:
         record = await Books(tier).find_run()
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from surefoot.clock import boot_s
 from surefoot.errors import ObjectExistsError, ObjectMissingError, TierDeniedError, TierFullError
+from surefoot.events import describe
 from surefoot.tiers.base import Entry, Tier
 
 SILENT_AFTER_S = 5.0
@@ -170,6 +172,16 @@ class Watched:
     # Last in the class: below it, `list` no longer names the built-in type.
     async def list(self, prefix: str) -> builtins.list[Entry]:
         return await self._asked("list", prefix, self._tier.list(prefix))
+
+
+def spoken_of(tier: Tier) -> Watched:
+    """Watch a place, and speak of its silence on standard error, as a log that is kept would."""
+    place = Watched(tier, lambda silence: _print(**place.event_of(silence)))
+    return place
+
+
+def _print(kind: str, **fields: Any) -> None:
+    print(f"surefoot: {describe({'event': kind, **fields})}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class _Chunks:
