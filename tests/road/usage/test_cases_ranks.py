@@ -132,7 +132,8 @@ def test_whoever_of_three_is_told_all_stop_at_one_step(stage: Stage) -> None:
 def test_a_slow_place_times_out_no_collective(stage: Stage) -> None:
     """Each save takes longer than the training's collectives may: training goes on meanwhile, and who waits for the
     last one waits for the agent, not for the other rank."""
-    text = stage.play("slow_place", scenes=SCENES, ranks=2, timeout_s=6.0, own_bytes=3_000_000, max_bytes_per_s=0.35e6)
+    # A save's second chunk waits until the first one's 8 MiB may have passed: eight seconds, whatever else is slow.
+    text = stage.play("slow_place", scenes=SCENES, ranks=2, timeout_s=6.0, own_bytes=9 << 20, max_bytes_per_s=1 << 20)
     assert said(text, "ends") == [[0, True, True], [1, True, True]]
     slow = [event["seconds"] for event in stage.history() if event["event"] == "committed"]
     assert len([took_s for took_s in slow if took_s > 6.0]) >= 2
