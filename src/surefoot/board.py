@@ -87,6 +87,9 @@ class RankWord(IntEnum):
     """Newest step that this incarnation has sealed or given up + 1."""
     ENTERED = 9
     """Newest step whose optimizer may have begun + 1; only steps before which a held rank could stay are counted."""
+    BROUGHT_EVEN = 10
+    """What this rank brought to the agreement at its newest boundary of an even number, see core/agreement.py."""
+    BROUGHT_ODD = 11
 
 
 class Board:

@@ -30,8 +30,10 @@ def test_agreement_and_blocking_form_are_measured_side_by_side() -> None:
     results = _results("agree", "--ranks=2,3", "--rounds=2")
     assert [(row["form"], row["ranks"]) for row in results] == [
         ("agreement", 2),
+        ("across_machines", 2),
         ("blocking", 2),
         ("agreement", 3),
+        ("across_machines", 3),
         ("blocking", 3),
     ]
     for row in results:

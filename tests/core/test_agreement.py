@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.core.agreement import FIELDS, BoundaryPlan, Vector, at_boundary
+from surefoot.core.agreement import (
+    FIELDS,
+    LARGEST_PACKED,
+    BoundaryPlan,
+    Vector,
+    at_boundary,
+    merge,
+    pack,
+    tag,
+    unpack,
+)
 
 _vectors = st.builds(
     Vector,
@@ -22,10 +32,6 @@ _vectors = st.builds(
 )
 
 
-def _reduced(vectors: list[Vector]) -> Vector:
-    return Vector.decode([max(column) for column in zip(*(vector.encode() for vector in vectors), strict=True)])
-
-
 @given(_vectors)
 def test_a_vector_survives_the_wire(vector: Vector) -> None:
     """What one rank alone sends is what it gets."""
@@ -34,10 +40,39 @@ def test_a_vector_survives_the_wire(vector: Vector) -> None:
     assert all(type(word) is int for word in vector.encode())
 
 
+@given(_vectors, st.integers(0, 2**40), st.integers(0, 2**40))
+def test_a_vector_survives_its_word(vector: Vector, generation: int, number: int) -> None:
+    """Tag and vector share a word of 64 bits, and neither changes the other."""
+    word = tag(generation, number) | pack(vector)
+    assert 0 <= word < 2**64
+    assert word ^ tag(generation, number) == pack(vector) <= LARGEST_PACKED
+    assert unpack(word) == unpack(pack(vector)) == vector
+
+
+@given(_vectors, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(-9, 9), st.integers(-9, 9))
+def test_a_word_of_another_boundary_or_generation_is_known(
+    vector: Vector, generation: int, number: int, later: int, newer: int
+) -> None:
+    """What is left of its tag is more than any vector."""
+    word = tag(generation + newer, number + later) | pack(vector)
+    assert (word ^ tag(generation, number) <= LARGEST_PACKED) == (later == newer == 0)
+
+
+def test_a_word_that_was_never_written_is_nobody_s() -> None:
+    """Up to the number of boundaries after which a place in the word begins anew, by when it was written."""
+    assert all(0 ^ tag(generation, number) > LARGEST_PACKED for generation in (0, 1, 4096) for number in range(5000))
+
+
+def test_what_a_word_has_no_room_for_is_bounded() -> None:
+    """More free slots than anybody asks for, a slower cadence than anybody waits for; the rest stays what it is."""
+    much = Vector(notice=True, free_slots=10**9, stage_every=10**9)
+    assert unpack(pack(much)) == Vector(notice=True, free_slots=255, stage_every=2**20 - 1)
+
+
 @given(st.lists(_vectors, min_size=1, max_size=5))
 def test_the_maximum_of_the_words_means_any_fewest_and_largest(vectors: list[Vector]) -> None:
     """Flags are set if any rank set them, free slots are the fewest, the cadence is the largest."""
-    agreed = _reduced(vectors)
+    agreed = merge(vectors)
     assert agreed.notice == any(vector.notice for vector in vectors)
     assert agreed.replan == any(vector.replan for vector in vectors)
     assert agreed.leaving == any(vector.leaving for vector in vectors)
@@ -133,7 +168,7 @@ class _Ranks:
             while not self._polled and self._delivered < step - 1:
                 yield True
             if min(self._delivered, step - 1) > 0:
-                agreed = _reduced(list(self._posted[min(self._delivered, step - 1) - 1].values()))
+                agreed = merge(list(self._posted[min(self._delivered, step - 1) - 1].values()))
             plan = at_boundary(agreed, step, planned=planned, wanted=step % 5 == 0, last=step == last)
             planned = planned or plan.replan
             self.done[rank].append(plan)

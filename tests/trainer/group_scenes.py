@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from surefoot.board import Board
 from surefoot.core.agreement import Vector
-from surefoot.trainer.agreement import GlooAgreement
+from surefoot.trainer.agreement import Agreement, GlooAgreement
+from surefoot.trainer.board_agreement import BoardAgreement
+from surefoot.trainer.page import Page
+from surefoot.trainer.place import Ranks
 
 
 def _reduce(group: dist.ProcessGroup | None = None) -> str:
@@ -70,9 +78,25 @@ def _end(line: Connection, how: str, post: Callable[[], object]) -> None:
     line.recv()
 
 
-def agreement_of_mortals(line: Connection, how: str) -> None:
+def _agreement(board: str | None) -> Agreement:
+    """Of a group, or by a board that lies there."""
+    if board is None:
+        return GlooAgreement()
+    return BoardAgreement(_page(board), 1)
+
+
+def _page(board: str) -> Page:
+    """Of this rank, all ranks' being open."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    page = Page(Board.open(Path(board)), Ranks(rank, world_size, rank, world_size), rank + 1)
+    page.open(1, os.getpid())
+    dist.barrier()
+    return page
+
+
+def agreement_of_mortals(line: Connection, how: str, board: str | None = None) -> None:
     """Rank 1 ends, one way or another; rank 0 goes on to settle and post at its boundaries."""
-    agreement = GlooAgreement()
+    agreement = _agreement(board)
     agreement.post(Vector(stage_every=3 if dist.get_rank() else 2, free_slots=2))
     line.send(agreement.settle(Vector).stage_every)
     if dist.get_rank() == 1 and how != "leaves":
@@ -86,6 +110,54 @@ def agreement_of_mortals(line: Connection, how: str) -> None:
         line.send(agreement.settle(lambda: Vector(stage_every=5, free_slots=2)))
     agreement.leave()
     line.send("left")
+
+
+def agreement_of_many(line: Connection, board: str, seed: int, boundaries: int) -> None:
+    """Every rank brings what seed, rank and boundary say, at its own pace; says what came of each."""
+    agreement = _agreement(board)
+    pace = random.Random(dist.get_rank())
+    agreement.post(drawn(seed, dist.get_rank(), 0))
+    agreed = []
+    for boundary in range(1, boundaries):
+        agreed.append(agreement.settle(Vector))
+        agreement.post(drawn(seed, dist.get_rank(), boundary))
+        if pace.random() < 0.01:
+            time.sleep(pace.random() / 500)
+    line.send(agreed)
+    line.recv()
+    agreement.leave()
+    line.send("left")
+
+
+def drawn(seed: int, rank: int, boundary: int) -> Vector:
+    """What a rank brings to a boundary."""
+    rng = random.Random(f"{seed} {rank} {boundary}")
+    some = [rng.random() < 0.2 for _ in range(3)]
+    return Vector(some[0], some[1], False, some[2], rng.randrange(4), rng.randrange(1, 5))
+
+
+def agreement_with_one_that_lives_on(line: Connection, board: str) -> None:
+    """Rank 1 leaves the run by an exception of its own, and its process lives on; rank 0 comes to its boundary."""
+    page = _page(board)
+    agreement = BoardAgreement(page, 1)
+    agreement.post(Vector(free_slots=2))
+    line.send(agreement.settle(Vector))
+    if dist.get_rank() == 1:
+        page.leave()
+        line.recv()
+        return
+    agreement.post(Vector(free_slots=2))
+    line.send(agreement.settle(Vector))
+    line.send(agreement.settle(lambda: Vector(stage_every=9)))
+
+
+def agreement_with_one_that_stands_still(line: Connection, board: str) -> None:
+    """Each says what was agreed at its boundaries; rank 1 is stopped for a while before its second."""
+    agreement = BoardAgreement(_page(board), 1)
+    for boundary in range(3):
+        agreement.post(Vector(stage_every=10 * boundary + dist.get_rank() + 1))
+        line.send(agreement.settle(Vector).stage_every)
+        line.recv()
 
 
 def agreement_beside_the_users_group(line: Connection) -> None:

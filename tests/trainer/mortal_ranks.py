@@ -50,6 +50,10 @@ class MortalRanks:
         assert self._lines[rank].poll(PATIENCE_S), f"rank {rank} says nothing"
         return self._lines[rank].recv()
 
+    def speaks(self, rank: int, within_s: float) -> bool:
+        """Whether a rank says anything by then."""
+        return bool(self._lines[rank].poll(within_s))
+
     def say(self, rank: int, word: Any = "go on") -> None:
         self._lines[rank].send(word)
 

@@ -1,7 +1,7 @@
 """`surefoot bench agree`: what the trainers' agreement at each boundary adds to a step.
 
-Beside it, in the same run: what people write instead, an all-reduce whose result every rank reads at once
-(`.item()`). And steps without either, which say how much of a figure is noise.
+Beside it, in the same run: the form that ranks of several machines use, and what people write instead, an all-reduce
+whose result every rank reads at once (`.item()`). And steps without any, which say how much of a figure is noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from surefoot.bench.jobs import trainers, workplace
 from surefoot.bench.save import percentile
 
-FORMS = ("agreement", "blocking")
+FORMS = ("agreement", "across_machines", "blocking")
 NOTHING = "nothing"
 """Not a form: undisturbed steps, in the place of one."""
 _WITHIN_S = 1800.0
@@ -54,9 +54,11 @@ def measure(bench: AgreeBench) -> list[AgreeRow]:
     """
     rows: list[AgreeRow] = []
     for ranks in bench.ranks:
-        settings = {"rounds": bench.rounds, "steps": bench.steps, "step_s": bench.step_s}
-        with workplace() as place, trainers("agree_worker", ranks, settings, place) as started:
-            figures = started.figures(_WITHIN_S)
+        with workplace() as place:
+            settings: dict[str, Any] = {"rounds": bench.rounds, "steps": bench.steps, "step_s": bench.step_s}
+            settings |= {"memory": str(place.memory)}
+            with trainers("agree_worker", ranks, settings, place) as started:
+                figures = started.figures(_WITHIN_S)
         rows += [_row(form, ranks, figures) for form in (*FORMS, NOTHING)]
     return rows
 

@@ -5,9 +5,11 @@ Each step ends with an all-reduce as of gradients, which the ranks leave togethe
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +17,17 @@ import torch.distributed as dist
 
 from surefoot.bench.agree import FORMS, NOTHING
 from surefoot.bench.worker import begin, leave
+from surefoot.board import Board
 from surefoot.core.agreement import Vector
-from surefoot.trainer.agreement import GlooAgreement
+from surefoot.trainer.agreement import Agreement, GlooAgreement
+from surefoot.trainer.board_agreement import BoardAgreement
+from surefoot.trainer.page import Page
+from surefoot.trainer.place import Ranks
 
 _GRADIENT_ELEMENTS = 4096
 _SIZE = 192
 _SETTLING = 20
+_GENERATION = 1
 
 
 class _Form(Protocol):
@@ -31,6 +38,19 @@ class _Form(Protocol):
 
     def pause(self) -> None:
         """Leave nothing under way: another form has its turn."""
+
+
+def _page(memory: Path) -> Page:
+    """This rank's page of a board of their own, open on all ranks when any has it."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    path = memory / "board"
+    if rank == 0:
+        Board.create(path, world_size)
+    dist.barrier()
+    page = Page(Board.open(path), Ranks(rank, world_size, rank, world_size), 1)
+    page.open(_GENERATION, os.getpid())
+    dist.barrier()
+    return page
 
 
 class _Nothing:
@@ -44,8 +64,8 @@ class _Nothing:
 class _Agreement:
     """The boundary's own: settle what the last one posted, post for the next."""
 
-    def __init__(self) -> None:
-        self._agreement = GlooAgreement()
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
         self._mine = Vector(free_slots=2)
 
     def boundary(self) -> bool:
@@ -126,7 +146,12 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """One rank's times in seconds, by form: each step's in the boundary, each turn's growth of the whole step."""
     steps = _Steps(settings["step_s"])
     nothing = _Nothing()
-    forms: dict[str, _Form] = {"agreement": _Agreement(), "blocking": _Blocking(), NOTHING: nothing}
+    forms: dict[str, _Form] = {
+        "agreement": _Agreement(BoardAgreement(_page(Path(settings["memory"])), _GENERATION)),
+        "across_machines": _Agreement(GlooAgreement()),
+        "blocking": _Blocking(),
+        NOTHING: nothing,
+    }
     names = [*FORMS, NOTHING]
     steps.turn(nothing, _SETTLING)
     before = steps.turn(nothing, settings["steps"])

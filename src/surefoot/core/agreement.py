@@ -6,10 +6,18 @@ is waited for, never polled: a rank that went on without it would act on another
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FIELDS = 6
+_SLOTS = (1 << 8) - 1
+"""A word has room for so many free slots; who has more has enough."""
+_EVERY = (1 << 20) - 1
+"""And for this cadence, in steps; a slower one is none."""
+_NUMBERS = 1 << 20
+_GENERATIONS = 1 << 12
+LARGEST_PACKED = (1 << 32) - 1
+"""A packed vector is at most this; the rest of its word is its tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,35 @@ class Vector:
     def decode(cls, data: Sequence[int]) -> Vector:
         notice, replan, leaving, durable, negated_free, every = data
         return cls(bool(notice), bool(replan), bool(leaving), bool(durable), -negated_free, max(1, every))
+
+
+def merge(vectors: Iterable[Vector]) -> Vector:
+    """What vectors come to: the largest of each field, as an all-reduce with MAX makes it."""
+    return Vector.decode([max(fields) for fields in zip(*(vector.encode() for vector in vectors), strict=True)])
+
+
+def tag(generation: int, number: int) -> int:
+    """What a word says of itself: whose launch's it is, and at which boundary it was brought. `number` from 0."""
+    return (generation % _GENERATIONS << 20 | (number + 1) % _NUMBERS) << 32
+
+
+def pack(vector: Vector) -> int:
+    """A vector in the lower half of a word of 64 bits; the upper one is its `tag`."""
+    return (
+        min(vector.stage_every, _EVERY) << 12
+        | min(vector.free_slots, _SLOTS) << 4
+        | vector.notice << 3
+        | vector.replan << 2
+        | vector.leaving << 1
+        | vector.durable
+    )
+
+
+def unpack(word: int) -> Vector:
+    """The vector of a word, with or without its tag."""
+    return Vector(
+        bool(word & 8), bool(word & 4), bool(word & 2), bool(word & 1), word >> 4 & _SLOTS, word >> 12 & _EVERY
+    )
 
 
 @dataclass(frozen=True, slots=True)

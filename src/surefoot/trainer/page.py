@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+
 from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.exits import EVICTED, SUPERSEDED
 from surefoot.trainer.place import Ranks
@@ -25,6 +28,8 @@ class Page:
         self.set(RankWord.SEALED, 0)
         self.set(RankWord.PASSED, 0)
         self.set(RankWord.ENTERED, 0)
+        self.set(RankWord.BROUGHT_EVEN, 0)
+        self.set(RankWord.BROUGHT_ODD, 0)
         self.set(RankWord.SEALED_GENERATION, generation)
 
     def set(self, word: RankWord, value: int) -> None:
@@ -36,6 +41,12 @@ class Page:
     def leave(self) -> None:
         self.set(RankWord.SEALED, _NEVER_BEHIND)
         self.set(RankWord.PASSED, _NEVER_BEHIND)
+
+    def has_left(self, local_rank: int) -> bool:
+        """A rank of this machine takes part in nothing any more: it said so, or its process has ended."""
+        if self.board.rank(local_rank, RankWord.SEALED) == _NEVER_BEHIND:
+            return True
+        return _has_ended(self.board.rank(local_rank, RankWord.PID))
 
     @property
     def noticed(self) -> bool:
@@ -75,3 +86,17 @@ class Page:
         if self.board.node(NodeWord.SUPERSEDED):
             return SUPERSEDED
         return EVICTED if self.noticed else 1
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # Readable from its end on, whether anybody has waited for it or not.
+        look = select.poll()
+        look.register(pidfd, select.POLLIN)
+        return bool(look.poll(0))
+    finally:
+        os.close(pidfd)

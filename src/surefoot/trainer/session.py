@@ -17,6 +17,7 @@ from surefoot.exits import EVICTED_UNSAVED, Evicted, hasten_end
 from surefoot.home import Use
 from surefoot.spawn import find_or_spawn, launch_key
 from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
+from surefoot.trainer.board_agreement import BoardAgreement
 from surefoot.trainer.boundary import Boundary, Save, Staging
 from surefoot.trainer.client import AgentClient, Refused
 from surefoot.trainer.data import Position
@@ -141,7 +142,7 @@ class Session:
         page.set(RankWord.FINISHED, finished + 1)
         self._registry.frozen.begin(several=self._ranks.world_size > 1)
         if self._ranks.world_size > 1 and not self._round:
-            self._agreement = GlooAgreement()
+            self._agreement = BoardAgreement(page, self.generation)
         self._boundary = Boundary(
             self._client, page, self._registry, self._agreement, self.generation, self._options.staging
         )

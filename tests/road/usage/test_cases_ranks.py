@@ -85,12 +85,24 @@ def test_a_rank_that_cannot_take_its_state(stage: Stage) -> None:
     assert said(text, "begins") == [[0, 3, [3.0, 3.0]], [1, 3, [3.0, 3.0]]]
 
 
-def test_saves_cost_one_small_collective_a_step(stage: Stage) -> None:
-    """With the training's own collectives at every step, and saves as often as the place takes them: planned once, and
-    afterwards nothing but one all-reduce of a few bytes, on a group of its own."""
+def test_saves_cost_no_collective(stage: Stage) -> None:
+    """Ranks of one machine, with the training's own collectives at every step, and saves as often as the place takes
+    them: planned once, and afterwards none is called, on whatever group."""
     total, count_from = 250, 20
     text = stage.play("saves_all_the_time", scenes=SCENES, ranks=2, total=total, count_from=count_from)
     counted = said(text, "counted")
+    assert [line[:2] for line in counted] == [[0, {}], [1, {}]]
+    assert min(commits for _rank, _calls, commits in counted) > 3
+    events = stage.history()
+    assert len([event for event in events if event["event"] == "planned"]) == 1
+    assert newest(stage) == total
+
+
+def test_saves_across_machines_cost_one_small_collective_a_step(stage: Stage) -> None:
+    """Of two machines: nothing but one all-reduce of a few bytes, on a group of its own."""
+    total, count_from = 250, 20
+    texts = stage.play_nodes("saves_all_the_time", 2, scenes=SCENES, total=total, count_from=count_from)
+    counted = said("".join(texts), "counted")
     assert [line[0] for line in counted] == [0, 1]
     for _rank, calls, commits in counted:
         ((what, number),) = calls.items()
@@ -101,7 +113,7 @@ def test_saves_cost_one_small_collective_a_step(stage: Stage) -> None:
         assert total - count_from <= number <= total - count_from + 1
         assert commits > 3
     events = stage.history()
-    assert len([event for event in events if event["event"] == "planned"]) == 1
+    assert len([event for event in events if event["event"] == "planned"]) == 2
     assert newest(stage) == total
 
 
