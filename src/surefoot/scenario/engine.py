@@ -125,6 +125,8 @@ class Scenario:
         self._began_s = 0.0
         self._moved_s = 0.0
         self._told_s = 0.0
+        self._asked_s = 0.0
+        self._allowed = False
 
     def run(self) -> Outcome:
         """Run to the end. No process and no memory of the nodes is left, however it ends."""
@@ -190,7 +192,13 @@ class Scenario:
         return Strike(event=event, t=struck_s, at_step=at_step, struck_in=phase, pids=tuple(pids))
 
     def _is_allowed(self, event: Event) -> bool:
-        return event.kind is not Kind.ROT or self._may_damage is None or self._may_damage()
+        if event.kind is not Kind.ROT or self._may_damage is None:
+            return True
+        # It asks the store, whose answers are not for every look.
+        if boot_s() - self._asked_s > _TELL_EVERY_S:
+            self._allowed = self._may_damage()
+            self._asked_s = boot_s()
+        return self._allowed
 
     def _is_due(self, job: Job, event: Event) -> bool:
         finished = job.finished()
