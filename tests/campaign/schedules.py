@@ -60,7 +60,7 @@ _PHASES = {
     Kind.KILL_ALL: (*_TRAINER, *_AGENT[1:]),
     Kind.KILL_JOB: (*_TRAINER, *_AGENT[1:]),
     Kind.ROT: ("training", "flushing"),
-    Kind.PAUSE: _TRAINER,
+    Kind.PAUSE: (*_TRAINER, *_AGENT[1:]),
     Kind.CUT: (*_TRAINER, "flushing"),
     Kind.SLOW: ("training", "flushing"),
     Kind.STORE_CUT: ("training", "flushing"),
@@ -72,8 +72,8 @@ _PHASES = {
 _OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
 _LASTS_S = (1.0, 6.0, 20.0)
 """Too short to be noticed; noticed; longer than a silent node is waited for."""
-_LONG_HANG_S = 75.0
-"""Longer than the answer to a request is waited for."""
+_LONG_S = {Kind.STORE_HANG: 75.0, Kind.PAUSE: 150.0}
+"""Longer than the answer to a request is waited for; minutes, after which nobody counts on the node any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _lasts_s(kind: Kind, rng: random.Random, *, last: bool) -> float:
     """Training goes on while a store hangs, and would be over before a next event."""
     if kind not in LASTING:
         return 0.0
-    return rng.choice((*_LASTS_S, _LONG_HANG_S) if last and kind is Kind.STORE_HANG else _LASTS_S)
+    return rng.choice((*_LASTS_S, _LONG_S[kind]) if last and kind in _LONG_S else _LASTS_S)
 
 
 def _is_able(kind: Kind, setting: Setting, *, links: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedules import Setting, schedule
 
-from surefoot.scenario.events import LASTING, Kind
+from surefoot.scenario.events import Kind
 
 _SEEDS = range(300)
 
@@ -14,6 +14,15 @@ def test_every_kind_is_drawn_and_by_the_seed_alone() -> None:
     drawn = [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
     assert {event.kind for events in drawn for event in events} >= set(Kind) - {Kind.KILL_SUPERVISOR, Kind.CLOCK}
     assert drawn == [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
+
+
+def test_a_node_sleeps_for_minutes_in_some() -> None:
+    """At the end of a schedule: so long that the others have given it up, whichever phase it fell asleep in."""
+    drawn = [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
+    assert all(event.lasts_s <= 20.0 for events in drawn for event in events[:-1])
+    pauses = [event for events in drawn for event in events if event.kind is Kind.PAUSE]
+    assert {event.lasts_s for event in pauses} == {1.0, 6.0, 20.0, 150.0}
+    assert {event.phase for event in pauses} == {"training", "filling", "sealed", "flushing", "committing"}
 
 
 def test_a_store_hangs_only_where_there_is_a_server() -> None:
@@ -26,6 +35,6 @@ def test_a_store_hangs_only_where_there_is_a_server() -> None:
             events = schedule(setting, links=links)
             found = [event for event in events if event.kind is Kind.STORE_HANG]
             assert setting.object_store or not found
-            assert all(event.lasts_s <= 20.0 for event in events[:-1] if event.kind in LASTING)
+            assert all(event.lasts_s <= 20.0 for event in events[:-1])
             hangs += found
         assert {event.lasts_s for event in hangs} == {1.0, 6.0, 20.0, 75.0}
