@@ -69,6 +69,8 @@ _PHASES = {
     Kind.FULL_DISK: ("training", "flushing"),
     Kind.CLOCK: ("training", "flushing"),
 }
+_RESTARTING = (Kind.EVICT, Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_ALL, Kind.KILL_JOB, Kind.ROT)
+"""After these all trainers start again."""
 _OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
 _LASTS_S = (1.0, 6.0, 20.0)
 """Too short to be noticed; noticed; longer than a silent node is waited for."""
@@ -112,11 +114,25 @@ def schedule(setting: Setting, *, links: bool) -> list[Event]:
         )
         for number, kind in enumerate(kinds)
     ]
-    # Only the first node's agent commits, as long as it lives.
-    return [
-        replace(event, node=0) if event.phase == "committing" else event
-        for event in draw(wanted, rng, setting.ranks, setting.nodes)
-    ]
+    return _possible(draw(wanted, rng, setting.ranks, setting.nodes))
+
+
+def _possible(events: Sequence[Event]) -> list[Event]:
+    """With each phase one that its process comes to."""
+    possible: list[Event] = []
+    for event in events:
+        before = possible[-1] if possible else None
+        if event.phase == "committing":
+            # Only the first node's agent commits, as long as it lives.
+            possible.append(replace(event, node=0))
+        elif event.phase != "restoring":
+            possible.append(event)
+        elif before is not None and before.kind in _RESTARTING:
+            # In the recovery from what was before: there may be none later.
+            possible.append(replace(event, step=before.step))
+        else:
+            possible.append(replace(event, phase=_TRAINER[0]))
+    return possible
 
 
 def _lasts_s(kind: Kind, rng: random.Random, *, last: bool) -> float:

@@ -16,6 +16,22 @@ def test_every_kind_is_drawn_and_by_the_seed_alone() -> None:
     assert drawn == [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
 
 
+def test_who_is_to_die_while_it_restores_does_so_in_a_recovery_that_comes() -> None:
+    """Right after something that makes all trainers start again, whichever step that was at."""
+    restoring = 0
+    for seed in _SEEDS:
+        events = schedule(Setting.of(seed, 3), links=True)
+        for number, event in enumerate(events):
+            if event.phase == "restoring":
+                restoring += 1
+                before = events[number - 1] if number else None
+                assert before is not None
+                assert before.kind.startswith(("evict", "kill", "rot"))
+                assert before.kind is not Kind.KILL_AGENT
+                assert before.step == event.step
+    assert restoring
+
+
 def test_a_node_sleeps_for_minutes_in_some() -> None:
     """At the end of a schedule: so long that the others have given it up, whichever phase it fell asleep in."""
     drawn = [schedule(Setting.of(seed, 3), links=True) for seed in _SEEDS]
