@@ -20,19 +20,21 @@ def _order(waiting: Deliveries) -> list[str]:
 
 
 def test_the_most_urgent_goes_first() -> None:
-    """What belongs to an eviction, then what somebody waits for, then the rest; of equals the newest; never what is not
-    whole yet."""
+    """What belongs to an eviction, then what somebody asked for, the oldest first, then the rest, the newest first; never
+    what is not whole yet."""
     waiting = Deliveries()
     for delivery in (
         _delivery(1, "periodic"),
         _delivery(2, "periodic"),
+        _delivery(6, "final"),
+        _delivery(5, "manual"),
         _delivery(3, "manual"),
         _delivery(4, "agent"),
-        _delivery(5, "emergency", missing=1),
+        _delivery(7, "emergency", missing=1),
     ):
         waiting.add(delivery)
     assert waiting.urgent()
-    assert _order(waiting) == ["agent 4 1", "manual 3 1", "periodic 2 1", "periodic 1 1"]
+    assert _order(waiting) == ["agent 4 1", "manual 3 1", "manual 5 1", "final 6 1", "periodic 2 1", "periodic 1 1"]
     assert not waiting.urgent()
 
 
@@ -57,5 +59,6 @@ def test_a_whole_newer_one_overtakes_what_waits() -> None:
     committed.committed = True
     for delivery in (whole, committed, lacking, _delivery(4, "manual"), _delivery(6, "periodic")):
         waiting.add(delivery)
-    assert waiting.overtaken(_delivery(5, "periodic")) == [whole]
+    for trigger in ("periodic", "manual", "final"):
+        assert waiting.overtaken(_delivery(5, trigger)) == [whole]
     assert waiting.overtaken(_delivery(5, "emergency")) == []

@@ -12,9 +12,11 @@ from surefoot.core.manifest import Shard
 from surefoot.segment import Segment
 from surefoot.wire import Body
 
-_URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 3, "periodic": 4}
+_URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 2, "periodic": 3}
 _PREEMPTS = 1
 """Urgency up to which a delivery does not wait for an older, less urgent one."""
+_ASKED_FOR = 2
+"""Urgency of what somebody asked for: none of those is given up for another."""
 
 Part = tuple[Segment, int, int]
 """Segment, slot, seq."""
@@ -128,9 +130,17 @@ class Deliveries:
             self._waiting.remove(delivery)
 
     def next(self) -> Delivery | None:
-        """The favoured one, else the most urgent whole one; of equally urgent ones the newest."""
+        """The favoured one, else the most urgent whole one; of equally urgent ones the newest.
+
+        Of those that somebody asked for the oldest: each needs every node's part, and a node that were at work on one
+        while another node is at work on one before it would wait for ever. All nodes have them in the same order.
+        """
         ready = [delivery for delivery in self._waiting if delivery.complete]
-        return min(ready, key=lambda d: (d.name != self._favoured, _URGENCY[d.trigger], -d.at.step), default=None)
+        return min(ready, key=self._turn, default=None)
+
+    def _turn(self, delivery: Delivery) -> tuple[bool, int, int]:
+        urgency, step = _URGENCY[delivery.trigger], delivery.at.step
+        return delivery.name != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
 
     def favour(self, name: str) -> None:
         """That one comes before all others, until it has failed once."""
@@ -144,8 +154,9 @@ class Deliveries:
 
     def overtaken(self, newer: Delivery) -> list[Delivery]:
         """Whole periodic ones that wait while a newer one is whole: they would only hold slots that training needs,
-        and keep other nodes, which may be at work on them, waiting."""
-        if newer.trigger != "periodic":
+        and keep other nodes, which may be at work on them, waiting. What gives way to an eviction's is decided by all
+        nodes together (see precedence.py)."""
+        if newer.preempts:
             return []
         older = [d for d in self._waiting if d.trigger == "periodic" and d.at < newer.at]
         return [delivery for delivery in older if delivery.complete and not delivery.committed]

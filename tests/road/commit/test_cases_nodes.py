@@ -100,6 +100,29 @@ def test_one_machine_that_cannot_write_makes_no_checkpoint(machine: MakeMachine,
     assert machine(pair.run).begin(2) == 3
 
 
+@pytest.mark.parametrize(("older", "newer"), [("periodic", "final"), ("periodic", "manual"), ("manual", "final")])
+def test_machines_at_work_on_two_steps_do_not_wait_for_each_other(
+    machine: MakeMachine, tmp_path: Path, older: str, newer: str
+) -> None:
+    """One is at work on the older step when the other, which was busy, has both to choose from: both steps that
+    somebody asked for are committed, and a periodic one gives way."""
+    pair = Pair(machine, tmp_path / "run")
+    assert pair.begin() is None
+    pair.saved(1)
+    busy = pair.stop_the_second()
+    pair.do("save", step=2, trigger=older, wait=False)
+    of_first = pair.run / "steps/00000002-g0001"
+    wait_for(lambda: any(of_first.glob("rank-00000*.ok.json")), "the first machine's part of the older step")
+    pair.do("save", step=3, trigger=newer, wait=False)
+    busy.signal(signal.SIGCONT)
+    assert [answer.get("ok") for answer in pair.do("wait", step=3)] == [True, True]
+    found = set(pair.checkpoints())
+    assert {(1, 1), (3, 1)} <= found
+    if older != "periodic":
+        assert (2, 1) in found
+    pair.finish(3)
+
+
 def test_nobody_leaves_before_the_slowest_part_of_the_last_save(machine: MakeMachine, tmp_path: Path) -> None:
     """One machine has done its part and waits, its agent too, as long as the other one's part is missing."""
     pair = Pair(machine, tmp_path / "run")
