@@ -20,8 +20,8 @@ def _order(waiting: Deliveries) -> list[str]:
 
 
 def test_the_most_urgent_goes_first() -> None:
-    """What belongs to an eviction, then what somebody asked for, the oldest first, then the rest, the newest first; never
-    what is not whole yet."""
+    """What belongs to an eviction, then what somebody asked for, the oldest first, then the rest, the newest first;
+    never what is not whole yet."""
     waiting = Deliveries()
     for delivery in (
         _delivery(1, "periodic"),
