@@ -39,7 +39,8 @@ class Forge:
         self.memory, self.copies = place / "memory", place / "copies"
         self.clock = None if clock is None else place / "clock"
         self.mark = secrets.token_hex(8)
-        environment = {BASE_VARIABLE: str(self.memory), MARK_VARIABLE: self.mark}
+        # A scenario that gives up has every process say where it is.
+        environment = {BASE_VARIABLE: str(self.memory), MARK_VARIABLE: self.mark, "PYTHONFAULTHANDLER": "1"}
         if clock is not None:
             environment |= {"LD_PRELOAD": str(clock), "WRONG_CLOCK": str(self.clock)}
         self.warm = Warm(machines.command(number, []), environment)
