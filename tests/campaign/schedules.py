@@ -128,8 +128,9 @@ def _possible(events: Sequence[Event]) -> list[Event]:
         elif event.phase != "restoring":
             possible.append(event)
         elif before is not None and before.kind in _RESTARTING:
-            # In the recovery from what was before: there may be none later.
-            possible.append(replace(event, step=before.step))
+            # In the recovery from what was before: there may be none later. Fewer steps than that was at: of the last
+            # few before it the node's last look may not have known.
+            possible.append(replace(event, step=max(0, before.step - BREATH_STEPS)))
         else:
             possible.append(replace(event, phase=_TRAINER[0]))
     return possible

@@ -17,7 +17,7 @@ def test_every_kind_is_drawn_and_by_the_seed_alone() -> None:
 
 
 def test_who_is_to_die_while_it_restores_does_so_in_a_recovery_that_comes() -> None:
-    """Right after something that makes all trainers start again, whichever step that was at."""
+    """Right after something that makes all trainers start again, and was surely past the step."""
     restoring = 0
     for seed in _SEEDS:
         events = schedule(Setting.of(seed, 3), links=True)
@@ -28,7 +28,7 @@ def test_who_is_to_die_while_it_restores_does_so_in_a_recovery_that_comes() -> N
                 assert before is not None
                 assert before.kind.startswith(("evict", "kill", "rot"))
                 assert before.kind is not Kind.KILL_AGENT
-                assert before.step == event.step
+                assert event.step == max(0, before.step - 10)
     assert restoring
 
 

@@ -207,3 +207,15 @@ def test_an_event_inside_a_start_shows_what_made_the_start_necessary(phase: str)
     verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_WORKER, 61.5), agent)
     redone = [problem for problem in verdict.problems if "trained again" in problem]
     assert len(redone) == (1 if phase == "training" else 0)
+
+
+@pytest.mark.parametrize(("durable", "passes"), [(3, True), (4, False)])
+def test_an_event_that_befell_a_recovery_answers_for_it(durable: int, passes: bool) -> None:
+    """Training did not go on between the two; what the second start resumed from is held against what was durable at
+    the first event."""
+    lost, killed = _strike(Kind.KILL_JOB, 61.5, durable), _strike(Kind.KILL_WORKER, 80.0)
+    killed = replace(killed, event=replace(killed.event, phase="restoring"), struck_in="restoring")
+    verdict = _judge([*_restarted(5, 3), *_CALM], lost, killed)
+    assert [recovery.resumed_from for recovery in verdict.recoveries] == [None, 3]
+    assert verdict.passed is passes
+    assert _judge([*_restarted(5, 3), *_CALM], lost, replace(killed, struck_in="training")).problems

@@ -299,7 +299,9 @@ class Agent:
         self.draining()
         await self._shipper.drop_incomplete()
         await self._fleet.settled(_SETTLED_WITHIN_S)
-        await self._leftovers.ship_newest("agent")
+        # Else there is nothing to ask for, of a leader that may have left in as good order.
+        if not self._leftovers.all_durable():
+            await self._leftovers.ship_newest("agent")
         end_s = boot_s() + _DRAIN_S
         while self._shipper.busy() and boot_s() < end_s:
             await self._shipper.something(0.5)

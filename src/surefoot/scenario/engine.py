@@ -27,8 +27,8 @@ _FAR_LOOK_S = 0.005
 _NEAR_LOOK_S = 0.0002
 """Most phases last a message there and back at least, and may be waited for through all of a restart."""
 _SHORTEST_LOOK_S = 0.00002
-_SHORTEST = "filling"
-"""A small image is copied in less than the others take."""
+_SHORTEST = ("filling", "sealed")
+"""A small image is copied in less than the others take, and then the trainer goes on at once."""
 _DUMP_S = 3.0
 LINGER_S = 15.0
 BREATH_STEPS = 5
@@ -170,7 +170,7 @@ class Scenario:
                 found.append(strike)
             return strike is not None
 
-        near_s = _SHORTEST_LOOK_S if event.phase == _SHORTEST else _NEAR_LOOK_S
+        near_s = _SHORTEST_LOOK_S if event.phase in _SHORTEST else _NEAR_LOOK_S
         self._until(struck, lambda: near_s if self._is_due(job, event) else _FAR_LOOK_S)
         return found[0]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.scenario.events import LASTING, Kind, Strike
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line
@@ -70,12 +70,17 @@ def judge(lines: Sequence[Line], strikes: Sequence[Strike], *, steps: int, num_r
     ]
     recoveries, excesses = [], []
     most: int | None = 0
+    durable: int | None = None
     for number, strike in enumerate(strikes):
         most = _most_redone(strike, most)
-        until_s = strikes[number + 1].t if number + 1 < len(strikes) else float("inf")
-        recovery = _recovery(disturbed, strike, until_s, num_ranks)
+        durable = strike.durable if strike.durable is not None or strike.struck_in not in _OF_A_START else durable
+        following = strikes[number + 1] if number + 1 < len(strikes) else None
+        recovery = _recovery(disturbed, strike, float("inf") if following is None else following.t, num_ranks)
         recoveries.append(recovery)
-        excesses += _excess(strike, recovery, most)
+        if recovery.resumed_from is None and following is not None and following.struck_in in _OF_A_START:
+            # It befell the recovery from this one, and what that came to is seen after it.
+            continue
+        excesses += _excess(replace(strike, durable=durable), recovery, most)
     identical = bool(disturbed) and bool(undisturbed) and not differences
     return Verdict(identical, tuple(recoveries), (*differences, *absent, *excesses))
 
