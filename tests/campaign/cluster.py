@@ -60,6 +60,9 @@ class ClusterJob(Job):
         """Asked to be started, and not yet."""
 
     def start(self) -> None:
+        if self._launch is not None and self._launch.code is None:
+            # The cluster was quicker. A wish that were left would start it once more after its next end.
+            return
         self.starts += 1
         self.wanted = True
         self._cluster.look(now=True)

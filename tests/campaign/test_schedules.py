@@ -57,6 +57,39 @@ def test_many_schedules(first: int) -> None:
     _check(_run("schedules.py", "--seeds", first, _EACH, within_s=3600), _EACH)
 
 
+def _event(kind: str, phase: str, step: int, node: int, lasts_s: float = 0.0) -> dict[str, Any]:
+    return {"kind": kind, "phase": phase, "step": step, "node": node, "lasts_s": lasts_s}
+
+
+_KEPT = {
+    "machines that waited for each other's part of two steps": (
+        71,
+        [_event("store_cut", "flushing", 80, 1, 6.0), _event("slow", "training", 117, 0, 20.0)],
+    ),
+    "an eviction after a launch that the cluster itself had started again": (
+        200,
+        [
+            _event("kill_job", "committing", 12, 0),
+            _event("evict", "filling", 40, 1),
+            _event("cut", "flushing", 60, 2, 1.0),
+        ],
+    ),
+    "a death in the recovery from the loss of everything": (
+        311,
+        [_event("kill_job", "filling", 30, 1), _event("kill_worker", "restoring", 20, 1)],
+    ),
+}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("seed", "events"), _KEPT.values(), ids=_KEPT)
+def test_kept_schedules(seed: int, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Each failed once."""
+    written = tmp_path / "events"
+    written.write_text(json.dumps(events))
+    _check(_run("schedules.py", "--events", written, "--seed", seed, within_s=900), 1)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("seed", "grace_s"), [(0, 30), (1, 10), (2, 5)])
 def test_many_evictions(seed: int, grace_s: float) -> None:

@@ -261,6 +261,9 @@ class Fleet:
         values = self._values[what]
         return [values[node] for node in self._nodes]
 
+    def has_brought(self, node: str, what: str) -> bool:
+        return node in self._values.get(what, {})
+
     def lacking(self, what: str) -> list[str]:
         """Nodes that have not brought their part of something."""
         here = self._values.get(what, {})
@@ -272,8 +275,16 @@ class Fleet:
         Raises:
             AgentError: it is gone.
         """
-        await self._until(what, self._nodes[:1])
-        return self._values[what][self._nodes[0]]
+        return await self.brought_by(self._nodes[0], what)
+
+    async def brought_by(self, node: str, what: str) -> Body:
+        """What one node brought.
+
+        Raises:
+            AgentError: it is gone.
+        """
+        await self._until(what, [node])
+        return self._values[what][node]
 
     @property
     def is_first(self) -> bool:

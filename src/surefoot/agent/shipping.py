@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from surefoot.agent.commits import Commits
@@ -192,6 +192,18 @@ class Shipper:
         """Forget what can no longer complete, because the trainers that were to complete it are gone."""
         for delivery in [d for d in self._deliveries.waiting if not d.complete]:
             await self._give_up(delivery, "a rank ended before it was whole")
+
+    def names(self) -> list[str]:
+        """Of what this node has a part of, and has not done with it yet."""
+        return [delivery.name for delivery in self._deliveries.all()]
+
+    async def will_lack(self, node: str, names: Collection[str]) -> None:
+        """Another node's trainers are gone, and of what trainers asked for it has only these under way."""
+        for delivery in self._deliveries.all():
+            known = delivery.name in names or self._fleet.has_brought(node, delivery.name)
+            # What agents chose to ship is told to all, and may have been told since.
+            if not known and not delivery.committed and delivery.trigger != "agent":
+                await self._abandon(delivery, f"node {node} has no part of it, and no trainers any more")
 
     async def make_room(self) -> None:
         """A trainer has no slot for an image that must be taken: the least urgent delivery gives way."""

@@ -123,6 +123,25 @@ def test_machines_at_work_on_two_steps_do_not_wait_for_each_other(
     pair.finish(3)
 
 
+def test_a_rank_that_died_before_it_sealed_what_the_other_ships(machine: MakeMachine, tmp_path: Path) -> None:
+    """One machine is at work on a step that the other will never have; both end, with the newest step that both have
+    committed, before anything runs out."""
+    pair = Pair(machine, tmp_path / "run")
+    assert pair.begin() is None
+    pair.saved(1)
+    pair.do("save", step=2, trigger=None)
+    first, second = pair.machines
+    first.trainers[0].do("save", step=3, trigger="periodic", wait=False)
+    of_first = pair.run / "steps/00000003-g0001"
+    wait_for(lambda: any(of_first.glob("rank-00000*.ok.json")), "the first machine's part of the step")
+    for one in (second, first):
+        one.kill_trainers()
+    for one in pair.machines:
+        assert one.agent is not None
+        assert one.agent.exit_code() == FINISHED
+    assert pair.checkpoints() == [(1, 1), (2, 1)]
+
+
 def test_nobody_leaves_before_the_slowest_part_of_the_last_save(machine: MakeMachine, tmp_path: Path) -> None:
     """One machine has done its part and waits, its agent too, as long as the other one's part is missing."""
     pair = Pair(machine, tmp_path / "run")
