@@ -60,7 +60,8 @@ class Commits:
         shards = await self._all_shards(name, at, mine.values())
         if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
-            self._fleet.tell_all({"op": "committed", **at.to_json()})
+            # On to an agent that replaces another just now, too: else it would hold its slot for its turn to commit.
+            self._fleet.tell_on({"op": "committed", **at.to_json()})
             return manifest
         standing = await self._books.manifest(at)
         if standing is None:
