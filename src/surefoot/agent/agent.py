@@ -310,8 +310,8 @@ class Agent:
         if not self._leftovers.all_durable():
             await self._leftovers.ship_newest("agent")
         end_s = boot_s() + _DRAIN_S
-        while self._shipper.busy() and boot_s() < end_s:
-            await self._shipper.something(0.5)
+        while (self._shipper.busy() or self._leftovers.busy()) and boot_s() < end_s:
+            await self._shipper.something(0.5 if self._shipper.busy() else 0.02)
 
     async def _close(self, code: int) -> None:
         await self._journal.close(2.0)

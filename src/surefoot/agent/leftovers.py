@@ -53,6 +53,7 @@ class Leftovers:
         self._situation = situation
         self._journal = journal
         self._spawn = spawn
+        self._orders = 0
         fleet.answer("ship newest", self._asked_to_ship_newest)
         fleet.hear("ship", self._hear_order)
 
@@ -109,8 +110,20 @@ class Leftovers:
         holders = {rank: [copy.node for copy in copies] for rank, copies in enumerate(step.copies)}
         return tuple((rank, nodes[0]) for rank, nodes in holders.items() if self._fleet.node_of(rank) not in nodes)
 
+    def busy(self) -> bool:
+        """An order to ship came, and the shipper does not have it yet."""
+        return self._orders > 0
+
     def _hear_order(self, _node: str, body: Body) -> None:
-        self._spawn(self._ordered(Order.from_json(body)))
+        order = Order.from_json(body)
+        self._orders += 1
+        self._spawn(self._ordered_by_another(order))
+
+    async def _ordered_by_another(self, order: Order) -> None:
+        try:
+            await self._ordered(order)
+        finally:
+            self._orders -= 1
 
     async def _ordered(self, order: Order) -> None:
         """Ship this node's images of a step that was chosen for all."""
