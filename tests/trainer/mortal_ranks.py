@@ -6,13 +6,15 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from ranks import _context
+
+from surefoot.core.agreement import Vector
 
 PATIENCE_S = 120.0
 
@@ -73,3 +75,15 @@ def _rank(
     line.close()
     # Without taking the group down: some scenes end with it broken.
     os._exit(0)
+
+
+def check_one_leaves(ranks: MortalRanks) -> None:
+    """Of `agreement_of_mortals` when rank 1 leaves: rank 0 hears its last word once and goes on by itself; both end."""
+    assert [ranks.hear(0), ranks.hear(1)] == [3, 3]
+    heard = [ranks.hear(0) for _boundary in range(6)]
+    assert heard[0] == Vector(notice=True, free_slots=2, stage_every=7)
+    assert heard[1].leaving
+    assert set(heard[2:]) == {Vector(stage_every=5, free_slots=2)}
+    assert ranks.hear(0) == "left"
+    assert wait([ranks.processes[1].sentinel], PATIENCE_S)
+    assert ranks.processes[1].exitcode == 0

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import group_scenes as scenes
 import pytest
-from mortal_ranks import PATIENCE_S, MortalRanks
+from mortal_ranks import MortalRanks, check_one_leaves
 
 from surefoot.board import Board
 from surefoot.core.agreement import Vector, merge
+from surefoot.scenario.processes import stopped
 
 _RANKS = 3
 _BOUNDARIES = 3000
@@ -62,14 +61,7 @@ def test_a_rank_that_ended_is_waited_for_no_longer(board: str, how: str) -> None
 def test_a_rank_that_leaves_is_heard_once(board: str) -> None:
     """Its last word reaches the other one at a boundary; from then on that one agrees with itself, and ends."""
     with MortalRanks(2, scenes.agreement_of_mortals, "leaves", board) as ranks:
-        assert [ranks.hear(0), ranks.hear(1)] == [3, 3]
-        heard = [ranks.hear(0) for _boundary in range(6)]
-        assert heard[0] == Vector(notice=True, free_slots=2, stage_every=7)
-        assert heard[1].leaving
-        assert set(heard[2:]) == {Vector(stage_every=5, free_slots=2)}
-        assert ranks.hear(0) == "left"
-        assert wait([ranks.processes[1].sentinel], PATIENCE_S)
-        assert ranks.processes[1].exitcode == 0
+        check_one_leaves(ranks)
 
 
 def test_a_rank_whose_process_lives_on(board: str) -> None:
@@ -84,16 +76,12 @@ def test_a_rank_that_stands_still_is_waited_for(board: str) -> None:
     """It is not gone: nothing is agreed without it, however long it takes."""
     with MortalRanks(2, scenes.agreement_with_one_that_stands_still, board) as ranks:
         assert [ranks.hear(0), ranks.hear(1)] == [2, 2]
-        ranks.signal(1, signal.SIGSTOP)
-        pid = ranks.processes[1].pid
-        assert pid is not None
-        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-            time.sleep(0.001)
-        ranks.say(0)
-        ranks.say(1)
-        # Longer than it takes to look whether a rank is gone.
-        assert not ranks.speaks(0, within_s=0.5)
-        ranks.signal(1, signal.SIGCONT)
+        with stopped(ranks.processes[1].pid or 0) as still:
+            assert still
+            ranks.say(0)
+            ranks.say(1)
+            # Longer than it takes to look whether a rank is gone.
+            assert not ranks.speaks(0, within_s=0.5)
         assert [ranks.hear(0), ranks.hear(1)] == [12, 12]
         for rank in (0, 1):
             ranks.say(rank)

@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 import group_scenes as scenes
 import pytest
-from mortal_ranks import PATIENCE_S, MortalRanks
+from mortal_ranks import PATIENCE_S, MortalRanks, check_one_leaves
 
 from surefoot.core.agreement import Vector
 
@@ -80,14 +80,7 @@ def test_a_lost_agreement_raises_nothing_and_takes_the_own_vector(how: str) -> N
 def test_a_rank_that_leaves_is_waited_for_no_longer() -> None:
     """Its last word reaches the other one at a boundary; from then on that one agrees with itself, and ends."""
     with MortalRanks(2, scenes.agreement_of_mortals, "leaves") as ranks:
-        assert [ranks.hear(0), ranks.hear(1)] == [3, 3]
-        heard = [ranks.hear(0) for _boundary in range(6)]
-        assert heard[0] == Vector(notice=True, free_slots=2, stage_every=7)
-        assert heard[1].leaving
-        assert set(heard[2:]) == {Vector(stage_every=5, free_slots=2)}
-        assert ranks.hear(0) == "left"
-        assert wait([ranks.processes[1].sentinel], PATIENCE_S)
-        assert ranks.processes[1].exitcode == 0
+        check_one_leaves(ranks)
 
 
 def test_a_broken_agreement_leaves_the_users_group_alone() -> None:

@@ -266,8 +266,7 @@ class Fleet:
 
     def lacking(self, what: str) -> list[str]:
         """Nodes that have not brought their part of something."""
-        here = self._values.get(what, {})
-        return [node for node in self._nodes if node not in here]
+        return self._lacking(what, self._nodes)
 
     async def from_first(self, what: str) -> Body:
         """What the node of rank 0 brought.
@@ -304,8 +303,7 @@ class Fleet:
         while True:
             if rounds != self._rounds:
                 raise AgentError("another round began")
-            here = self._values.get(what, {})
-            missing = [node for node in nodes if node not in here]
+            missing = self._lacking(what, nodes)
             if not missing:
                 return
             gone = sorted(self._dead.intersection(missing))
@@ -313,6 +311,9 @@ class Fleet:
                 raise AgentError(f"node {', '.join(gone)} is gone")
             self._changed.clear()
             await self._changed.wait()
+
+    def _lacking(self, what: str, nodes: Iterable[str]) -> list[str]:
+        return [node for node in nodes if not self.has_brought(node, what)]
 
     def _hear_brought(self, node: str, body: Body) -> None:
         fields = Fields(body, "brought")

@@ -8,7 +8,8 @@ has nor had will not come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from surefoot.agent.fleet import Fleet
@@ -36,23 +37,18 @@ class LastWords:
             return
         what = f"last words {generation}"
         self._fleet.bring(what, {"names": self._shipper.names()})
-        others = self._fleet.others
-        heard = asyncio.Semaphore(0)
-        for node in others:
-            self._spawn(self._hear(what, node, heard))
-        try:
+        heard = asyncio.Event()
+        self._spawn(self._hear_all(what, self._fleet.others, heard))
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                for _ in others:
-                    await heard.acquire()
-        except TimeoutError:
-            return
+                await heard.wait()
 
-    async def _hear(self, what: str, node: str, heard: asyncio.Semaphore) -> None:
-        try:
+    async def _hear_all(self, what: str, nodes: Sequence[str], heard: asyncio.Event) -> None:
+        await asyncio.gather(*(self._hear(what, node) for node in nodes))
+        heard.set()
+
+    async def _hear(self, what: str, node: str) -> None:
+        # It may be gone, or others train: who waits for its part hears of that himself.
+        with suppress(AgentError):
             names = Fields(await self._fleet.brought_by(node, what), what).items("names")
             await self._shipper.will_lack(node, {str(name) for name in names})
-        except AgentError:
-            # It is gone, or others train: who waits for its part hears of that himself.
-            return
-        finally:
-            heard.release()

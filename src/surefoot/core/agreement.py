@@ -1,4 +1,4 @@
-"""Agreement of trainers: one small vector, all-reduced with MAX at each boundary and read at the next.
+"""Agreement of trainers: one small vector a rank, merged by MAX at each boundary and read at the next.
 
 All ranks read the result of the same boundary's vector, so all stop, save, skip and re-plan at one step. The result
 is waited for, never polled: a rank that went on without it would act on another step than its neighbours.

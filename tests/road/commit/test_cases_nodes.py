@@ -71,6 +71,11 @@ class Pair:
         agent.wait_until_stopped()
         return agent
 
+    def wait_for_first_part(self, step: int) -> None:
+        """Wait until the first machine has done its part of a step of generation 1."""
+        directory = self.run / f"steps/{step:08d}-g0001"
+        wait_for(lambda: any(directory.glob("rank-00000*.ok.json")), f"the first machine's part of step {step}")
+
     def checkpoints(self) -> list[evidence.At]:
         return sorted(evidence.checkpoints(evidence.of_directory(self.run)))
 
@@ -111,8 +116,7 @@ def test_machines_at_work_on_two_steps_do_not_wait_for_each_other(
     pair.saved(1)
     busy = pair.stop_the_second()
     pair.do("save", step=2, trigger=older, wait=False)
-    of_first = pair.run / "steps/00000002-g0001"
-    wait_for(lambda: any(of_first.glob("rank-00000*.ok.json")), "the first machine's part of the older step")
+    pair.wait_for_first_part(2)
     pair.do("save", step=3, trigger=newer, wait=False)
     busy.signal(signal.SIGCONT)
     assert [answer.get("ok") for answer in pair.do("wait", step=3)] == [True, True]
@@ -132,8 +136,7 @@ def test_a_rank_that_died_before_it_sealed_what_the_other_ships(machine: MakeMac
     pair.do("save", step=2, trigger=None)
     first, second = pair.machines
     first.trainers[0].do("save", step=3, trigger="periodic", wait=False)
-    of_first = pair.run / "steps/00000003-g0001"
-    wait_for(lambda: any(of_first.glob("rank-00000*.ok.json")), "the first machine's part of the step")
+    pair.wait_for_first_part(3)
     for one in (second, first):
         one.kill_trainers()
     for one in pair.machines:
