@@ -82,10 +82,10 @@ class Home:
             info = _read_info(fd)
             os.close(fd)
             raise RunBusyError(_busy(run, info)) from None
+        if not os.fstat(fd).st_nlink:
+            os.close(fd)
+            return cls.take(run, launch, node)
         try:
-            if not os.fstat(fd).st_nlink:
-                os.close(fd)
-                return cls.take(run, launch, node)
             return cls._with_directory(run, launch, node, fd, lock)
         except BaseException:
             os.close(fd)
@@ -93,8 +93,6 @@ class Home:
 
     @classmethod
     def _with_directory(cls, run: str, launch: str, node: str, fd: int, lock: Path) -> Home:
-        # A child that inherited the descriptor would keep the lock for ever.
-        os.register_at_fork(after_in_child=lambda: _close_quietly(fd))
         directories = _directories(run)
         directory = directories[-1] if directories else _make_directory(run)
         for older in directories[:-1]:
@@ -106,6 +104,8 @@ class Home:
         home.socket.unlink(missing_ok=True)
         if len(os.fsencode(home.socket)) > _SOCKET_PATH_BYTES:
             raise AgentError(f"{home.socket} is too long for a socket; set {BASE_VARIABLE} to a shorter directory")
+        # A child that inherited the descriptor would keep the lock for ever.
+        os.register_at_fork(after_in_child=home._close)
         return home
 
     def set_draining(self) -> None:
@@ -123,7 +123,13 @@ class Home:
         if not self.directory.exists():
             self._lock.unlink(missing_ok=True)
         os.ftruncate(self._lock_fd, 0)
-        os.close(self._lock_fd)
+        self._close()
+
+    def _close(self) -> None:
+        # Forgotten before it is closed: its number is soon another file's, which no later child may lose.
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _write_info(self) -> None:
         data = json.dumps(self._info).encode()
@@ -177,9 +183,10 @@ class Use:
         os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Forgotten before it is closed, as a lock is.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _refuse_if_in_use(run: str, directory: Path) -> None:
@@ -263,11 +270,3 @@ def _busy(run: str, info: dict[str, Any]) -> str:
         f"run {run} is already being trained on this machine (agent {info.get('pid', 'unknown')}); "
         "wait for it, or stop it with `surefoot evict`"
     )
-
-
-def _close_quietly(fd: int) -> None:
-    # In a forked child the descriptor may already be closed.
-    try:
-        os.close(fd)
-    except OSError:
-        return
