@@ -6,7 +6,9 @@ one draw more or less can hide.
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surefoot.data import GlobalBatchSampler, GlobalSampler
 from surefoot.trainer import rng
@@ -232,6 +235,27 @@ def test_with_workers(kind: str, workers: str) -> None:
     straight = _run(make, [], total)
     assert straight[-1][0] >= 1
     assert _run(make, [1, 2, epoch], total) == straight
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_loader_that_nobody_uses_is_freed_at_once(kind: str, workers: str) -> None:
+    """By its last reference. The garbage collector would stop its workers only after five seconds each."""
+    loader = DataLoader(_DATA, **_KINDS[kind](), **_WORKERS[workers])
+    position = Position("loader", loader, print)
+    batches = position.batches()
+    for _ in range(2):
+        next(batches)
+        position.step_done()
+    gone = [weakref.ref(loader)]
+    gone += [weakref.ref(each) for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]
+    gc.disable()
+    try:
+        del loader, position, batches
+        assert len(gone) > 1
+        assert [each() for each in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
 
 
 def test_a_generator_that_the_training_draws_from_too() -> None:

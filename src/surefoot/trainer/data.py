@@ -47,7 +47,7 @@ class Position:
         self._to_judge = self._samplers.is_own_make
         """Its sampler is of the script's own make, and was not seen at work yet."""
         if self._skipping is not None:
-            self._skipping.draw, self._skipping.drawn = self._draw, self._drawn
+            self._skipping.leave_to(self)
         shield(loader)
         self.epoch = 0
         self.consumed = 0
@@ -58,6 +58,7 @@ class Position:
         self._over = False
         """The data set's iteration ended with the last finished step's batch: its state may be of the next epoch."""
         self._iterator: Any = None
+        """Of this epoch, where no worker runs ahead: one with workers is freed when nobody uses it (see `Skipping`)."""
         self._own_generators: list[Any] | None = None
         """The samplers' generators as of the last finished step, where no worker runs ahead."""
         self._ahead: deque[int] = deque()
@@ -145,10 +146,10 @@ class Position:
     def _iterate(self) -> Iterator[Any]:
         with born_shielded():
             iterator: Iterator[Any] = iter(self._loader)
-        self._iterator = iterator
+        self._iterator = None if self._num_workers else iterator
         return iterator
 
-    def _draw(self, sampler: Any) -> Iterator[Any]:
+    def draw(self, sampler: Any) -> Iterator[Any]:
         """An epoch's order, drawn with the random state that it was first drawn with.
 
         Not the state before the loader's iterator was made: that draws a seed of its own, unless its workers persist.
@@ -160,19 +161,19 @@ class Position:
         self._start = self._capture()
         items = iter(sampler)
         # All is drawn that the sampler draws before its first item.
-        return itertools.chain(list(itertools.islice(items, 1)), self._judged(items))
+        return itertools.chain(list(itertools.islice(items, 1)), self._judged(items), items)
 
-    def _drawn(self, item: Any) -> None:
+    def drawn(self, item: Any) -> None:
+        """Told of each item of an order, on its way to be fetched."""
         if self._in_order:
             self._ahead.append(_mark(item))
 
     def _judged(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The same items; says if taking one draws from the global generators."""
+        """The next item, if none was looked at yet; says if taking it draws from the global generators."""
         if self._to_judge:
             self._to_judge = False
             before = rng.capture()
             yield from self._told_if_drawn(list(itertools.islice(items, 1)), before)
-        yield from items
 
     def _told_if_drawn(self, items: list[Any], before: Any) -> list[Any]:
         if rng.capture() != before:

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 
+class Drawing(Protocol):
+    """Who begins a sampler, and is told what it gives."""
+
+    def draw(self, sampler: Any, /) -> Iterator[Any]:
+        """The inner sampler's iterator, when its first item is asked for."""
+        ...
+
+    def drawn(self, item: Any, /) -> None:
+        """Told of each item, on its way to be fetched."""
+        ...
+
+
 class Skipping:
-    """A sampler whose beginning is left to others. Transparent otherwise."""
+    """A sampler whose beginning is left to others. Transparent otherwise.
+
+    It keeps nobody alive: a loader that were part of a reference cycle would be freed by the garbage collector, which
+    ends the queues of the loader's workers before their iterator can tell the workers to end. Each of them is then
+    waited for in vain for five seconds, in the midst of whatever the collector interrupted (torch 2.13, CPython 3.11).
+    """
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.draw: Callable[[Any], Iterator[Any]] = iter
-        """Makes the inner sampler's iterator, when its first item is asked for."""
-        self.drawn: Callable[[Any], None] = _nothing
-        """Told of each item, on its way to be fetched."""
-        self._begun: _Lazy | None = None
+        self._drawing: Callable[[], Drawing | None] = _nobody
+        self._begun: Callable[[], _Lazy | None] = _nobody
+
+    def leave_to(self, drawing: Drawing) -> None:
+        """Leave the beginning to `drawing`, as long as somebody else keeps it."""
+        self._drawing = weakref.ref(drawing)
 
     def __iter__(self) -> Iterator[Any]:
         # A DataLoader with workers asks twice, and uses only the second one.
-        self._begun = _Lazy(self)
-        return self._begun
+        lazy = _Lazy(self)
+        self._begun = weakref.ref(lazy)
+        return lazy
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -35,8 +55,18 @@ class Skipping:
 
     def prime(self) -> None:
         """Begin now, and not when the first item is asked for."""
-        if self._begun is not None:
-            self._begun.prime()
+        lazy = self._begun()
+        if lazy is not None:
+            lazy.prime()
+
+    def draw(self) -> Iterator[Any]:
+        drawing = self._drawing()
+        return iter(self.inner) if drawing is None else drawing.draw(self.inner)
+
+    def drawn(self, item: Any) -> None:
+        drawing = self._drawing()
+        if drawing is not None:
+            drawing.drawn(item)
 
 
 class _Lazy:
@@ -58,7 +88,7 @@ class _Lazy:
 
     def prime(self) -> None:
         if self._items is None:
-            self._items = self._sampler.draw(self._sampler.inner)
+            self._items = self._sampler.draw()
 
 
 class _From:
@@ -99,5 +129,5 @@ def install(loader: Any) -> Skipping | None:
     return skipping
 
 
-def _nothing(_item: Any) -> None:
-    pass
+def _nobody() -> None:
+    return None
