@@ -67,8 +67,8 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
     """A node is killed with its agent: the other one's trainers are ended, not left in a collective; what was committed
     is taken up by one node alone, and later by two again, with equal values."""
     options = {"scenes": SCENES, "kind": kind}
-    first, second = stage.start_nodes("train", 2, total=1000, wait=True, **options)
-    until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+    first, second = stage.start_nodes("train", 2, total=10**6, wait=True, **options)
+    until(lambda: bool(_steps(stage, newest=True)), "a commit")
     for pid in [second.pid, *second.children(), *processes_with(str(stage.memory / "node1"))]:
         second.signal_of(pid, signal.SIGKILL)
     assert first.wait() not in (0, 75), first.output
@@ -128,7 +128,7 @@ def test_an_agent_that_is_slow_to_come_back(stage: Stage, truths: dict[str, list
     first, second = stage.start_nodes(
         "train", 2, total=10**6, wait=True, env={"SUREFOOT_TEST_PYTHON": str(slow)}, **options
     )
-    until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+    until(lambda: bool(_steps(stage, newest=True)), "a commit")
     _kill_agent_at_work(stage.memory / "node0")
     until(lambda: "agent restarted" in first.output, "an agent in its place", 240.0)
     before = max(_steps(stage, newest=True))
@@ -171,7 +171,7 @@ def test_two_supervised_machines(stage: Stage) -> None:
     started again."""
     with _machines(stage, _command(stage), range(2)) as machines:
         until(lambda: all(machine.begun() for machine in machines), "the first start", 240.0)
-        until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+        until(lambda: bool(_steps(stage, newest=True)), "a commit")
         os.kill(machines[1].trainer(), signal.SIGKILL)
         until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start", 240.0)
         steps = {line[2] for machine in machines for line in machine.begun()[1:]}
@@ -200,7 +200,7 @@ def test_two_jobs_of_two_machines_each(stage: Stage) -> None:
     rare = ("--interval", "3600")
     with _machines(stage, _command(stage, *rare), range(2)) as older:
         until(lambda: all(machine.begun() for machine in older), "the first job's start", 240.0)
-        until(lambda: any(event["event"] == "committed" for event in stage.events()), "a commit")
+        until(lambda: bool(_steps(stage, newest=True)), "a commit")
         with _machines(stage, _command(stage, *rare), range(2, 4)) as newer:
             until(lambda: all(machine.begun() for machine in newer), "the second job's start", 240.0)
             os.kill(older[1].trainer(), signal.SIGKILL)
