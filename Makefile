@@ -30,9 +30,11 @@ WORKERS ?= 2
 # test or of the code. Where nothing depends on a moment nothing is tried again, nor after the fifth failure.
 AGAIN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks \
 	--rerun-exclude-path tests/core --rerun-exclude-path tests/simulation
+# None takes three minutes. One that hangs is ended with the stack of each of its threads, and fails.
+BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test: lint
-	$(BIN)/python -m pytest -m "not campaign" -n $(WORKERS) --dist loadfile $(AGAIN) tests
+	$(BIN)/python -m pytest -m "not campaign" -n $(WORKERS) --dist loadfile $(AGAIN) $(BOUND) tests
 
 campaign: install
 	$(BIN)/python -m pytest -m campaign tests
