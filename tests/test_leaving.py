@@ -1,8 +1,9 @@
-"""How processes that used an object store end."""
+"""How processes end that used an object store, or failed among others."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,56 @@ def test_the_command_leaves_so(tmp_path: Path, arguments: list[str], code: int, 
     assert done.returncode == code, done.stderr
     assert said in done.stdout
     assert bool(done.stderr.strip()) == (code != 0)
+
+
+_ENDS_LATE = """
+import atexit, signal, sys, threading
+from surefoot.exits import bound_end, let_end
+atexit.register(threading.Event().wait, float(sys.argv[1]))
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+bound_end(0.2)
+bound_end(0.2)
+if sys.argv[2] == "let":
+    let_end()
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("ends_in_s", "then", "code"), [(600, "", -signal.SIGALRM), (0, "", 3), (1, "let", 3)])
+def test_an_end_that_is_bounded(ends_in_s: float, then: str, code: int) -> None:
+    """One that does not come is made; one that comes in time, or is let be, is the script's own."""
+    command = [sys.executable, "-c", _ENDS_LATE, str(ends_in_s), then]
+    assert subprocess.run(command, check=False, timeout=120).returncode == code
+
+
+_FAILS = """
+import sys
+import torch.distributed as dist
+from surefoot.core.agreement import Vector
+from surefoot.trainer.agreement import GlooAgreement
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+agreement = GlooAgreement()
+dist.barrier()
+if rank == 1:
+    sys.stdin.read()
+agreement.post(Vector(free_slots=1))
+agreement.abandon()
+agreement.abandon()
+raise ValueError("the script's own")
+"""
+
+
+def test_a_rank_that_fails_waits_for_no_other(tmp_path: Path) -> None:
+    """It ends by its own error, though another one never comes to the agreement that it brought its part to."""
+    start = [sys.executable, "-c", _FAILS]
+    with subprocess.Popen([*start, "1", str(tmp_path / "store")], stdin=subprocess.PIPE) as other:
+        try:
+            command = [*start, "0", str(tmp_path / "store")]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+            assert other.poll() is None
+        finally:
+            other.kill()
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("ValueError: the script's own")

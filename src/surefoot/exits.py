@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -52,6 +53,27 @@ def hasten_end() -> None:
     what ends with its last reference.
     """
     atexit.register(gc.freeze)
+
+
+def bound_end(within_s: float) -> None:
+    """Have SIGALRM end this process that long after its script's end, should it still be there.
+
+    The interpreter's end frees the script's process groups, and that joins their threads. One of gloo's may wait for a
+    peer that is gone until the group's time-out, half an hour by default, and the launch would wait with it.
+    """
+    atexit.register(_alarm, within_s)
+
+
+def let_end() -> None:
+    """Take `bound_end` back."""
+    atexit.unregister(_alarm)
+
+
+def _alarm(within_s: float) -> None:
+    # Whatever the script has done with it: none of its handlers would run any more.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.setitimer(signal.ITIMER_REAL, within_s)
 
 
 def leave(code: int) -> NoReturn:

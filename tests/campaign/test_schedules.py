@@ -78,6 +78,15 @@ _KEPT = {
         311,
         [_event("kill_job", "filling", 30, 1), _event("kill_worker", "restoring", 20, 1)],
     ),
+    "a rank whose process could not end, as its group never heard of its peers' deaths": (
+        224,
+        [
+            _event("kill_worker", "sealed", 17, 0),
+            _event("pause", "filling", 53, 2, 20.0),
+            _event("pause", "sealed", 97, 1, 20.0),
+            _event("pause", "flushing", 126, 1, 1.0),
+        ],
+    ),
 }
 
 

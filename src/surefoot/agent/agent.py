@@ -264,6 +264,7 @@ class Agent:
             else:
                 code = FINISHED
                 await self._drain()
+            await self._crew.stopped()
         finally:
             for task in tasks:
                 task.cancel()

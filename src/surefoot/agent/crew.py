@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from surefoot.agent.control import Link
@@ -140,6 +141,14 @@ class Crew:
         except TimeoutError:
             return False
         return True
+
+    async def stopped(self) -> None:
+        """Wait for the end of those who were told to end: without this agent nobody would kill them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * STOP_WITHIN_S):
+                while any(worker.stopping for worker in self._workers.values()):
+                    self.changed.clear()
+                    await self.changed.wait()
 
     async def idle_for(self, within_s: float) -> None:
         """Return when there were trainers, and all have said goodbye and hung up, for that long."""

@@ -7,6 +7,7 @@ collective raises first, or the agents act.
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from array import array
 from collections.abc import Callable
@@ -34,6 +35,9 @@ class Agreement(Protocol):
     def leave(self) -> None:
         """This rank's last word: nobody waits for it any more."""
 
+    def abandon(self) -> None:
+        """Leave without a word, because of an error: the others may be gone, and nothing waits for them here."""
+
 
 class LoneAgreement:
     """One rank agrees with itself, at once."""
@@ -45,6 +49,9 @@ class LoneAgreement:
         del vector
 
     def leave(self) -> None:
+        return
+
+    def abandon(self) -> None:
         return
 
 
@@ -96,6 +103,14 @@ class GlooAgreement:
         self.settle(Vector)
         self.post(Vector(leaving=True))
         self._wait()
+        self._over = True
+
+    def abandon(self) -> None:
+        if self._pending is not None:
+            # A group that is freed joins its threads, and one of them waits for the others: for as long as they live,
+            # and beside a peer that died while this process was stopped up to the group's time-out (gloo's send never
+            # hears of it then; torch 2.13). The process would not end by then. So this group is never freed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._over = True
 
     def _wait(self) -> Vector | None:

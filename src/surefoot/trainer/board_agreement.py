@@ -65,6 +65,9 @@ class BoardAgreement:
         self.post(Vector(leaving=True))
         self._over = True
 
+    def abandon(self) -> None:
+        self._over = True
+
     def _vectors(self) -> list[int] | None:
         """Every rank's vector that is next, without its tag; None as long as one is missing."""
         board, expected = self._page.board, tag(self._generation, self._settled)

@@ -13,7 +13,7 @@ from surefoot.board import Board, Phase, RankWord
 from surefoot.core.cadence import Cadence
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, SurefootError, UsageError
-from surefoot.exits import EVICTED_UNSAVED, Evicted, hasten_end
+from surefoot.exits import EVICTED_UNSAVED, Evicted, bound_end, hasten_end, let_end
 from surefoot.home import Use
 from surefoot.spawn import find_or_spawn, launch_key
 from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
@@ -29,6 +29,8 @@ from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
 from surefoot.trainer.unclaimed import unclaimed
 from surefoot.wire import Body
 
+_FAILED_END_WITHIN_S = 60.0
+"""For a failed script's own handlers of its end; the other ranks cannot go on meanwhile."""
 _open_runs: set[str] = set()
 
 
@@ -240,6 +242,11 @@ class Session:
         self._land(clean=clean)
         if clean:
             self._agreement.leave()
+            let_end()
+        else:
+            self._agreement.abandon()
+            if self._ranks.world_size > 1:
+                bound_end(_FAILED_END_WITHIN_S)
         self._own_page.leave()
         self._goodbye(step, finished=finished, wait_safe=False, failed=not clean)
         self._end()
