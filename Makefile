@@ -31,7 +31,7 @@ WORKERS ?= 2
 AGAIN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks \
 	--rerun-exclude-path tests/core --rerun-exclude-path tests/simulation
 # None takes three minutes. One that hangs is ended with the stack of each of its threads, and fails.
-BOUND := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+BOUND := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 test: lint
 	$(BIN)/python -m pytest -m "not campaign" -n $(WORKERS) --dist loadfile $(AGAIN) $(BOUND) tests
