@@ -78,6 +78,15 @@ _KEPT = {
         311,
         [_event("kill_job", "filling", 30, 1), _event("kill_worker", "restoring", 20, 1)],
     ),
+    "a node asleep in a slow save, which the others gave up for a newer one": (
+        238,
+        [
+            _event("evict", "training", 29, 0),
+            _event("store_cut", "training", 65, 1, 20.0),
+            _event("slow", "flushing", 81, 2, 1.0),
+            _event("pause", "sealed", 115, 0, 20.0),
+        ],
+    ),
     "a rank whose process could not end, as its group never heard of its peers' deaths": (
         224,
         [

@@ -50,7 +50,7 @@ class Commits:
             current: the generation that this agent works in.
 
         Raises:
-            AgentError: another node gave its part up; the message says why.
+            AgentError: another node gave its part, or the step, up; the message says why.
             SupersededError: a newer launch owns the run.
             CorruptError: a record by which this is decided is damaged.
             TierError: the tier failed; it may be tried again.

@@ -24,7 +24,7 @@ from surefoot.core.commit import make_manifest
 from surefoot.core.layout import ShardId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, SupersededError, TierError, TierFullError
+from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -97,6 +97,7 @@ class Pipeline:
             now: wall time for the manifest.
 
         Raises:
+            AgentError: the step was given up meanwhile; the message says why.
             SupersededError: a newer launch owns the run.
             CorruptError: a record by which this is decided is damaged.
             TierError: the tier failed; it may be tried again.
@@ -107,10 +108,11 @@ class Pipeline:
             await self._refuse_if_superseded(current)
             manifest = make_manifest(shards, await self._books.generation(at.generation), now)
             standing = await self._books.put_manifest(manifest)
-            if standing is None:
-                raise SupersededError(f"step {at.step} was given up by a newer generation before it was whole")
             # Whoever slept between the check and the put has changed nothing that counts, but must not train on.
             await self._refuse_if_superseded(current)
+            if standing is None:
+                # By this job's own agents, once a newer one was safe: this one slept meanwhile, and the job goes on.
+                raise AgentError("it was given up by another node before it was whole, with a newer step safe")
             return standing
         finally:
             self._on_phase(Phase.IDLE)
