@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from surefoot.agent.control import Link
@@ -133,22 +132,21 @@ class Crew:
 
     async def gone(self, within_s: float | None = None) -> bool:
         """Wait until no trainer is left. False if some are after `within_s`."""
+        return await self._none(lambda _worker: True, within_s)
+
+    async def stopped(self) -> None:
+        """Wait for the end of those who were told to end: without this agent nobody would kill them."""
+        await self._none(lambda worker: worker.stopping, 2 * STOP_WITHIN_S)
+
+    async def _none(self, of: Callable[[Worker], bool], within_s: float | None) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                while self._workers:
+                while any(of(worker) for worker in self._workers.values()):
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
             return False
         return True
-
-    async def stopped(self) -> None:
-        """Wait for the end of those who were told to end: without this agent nobody would kill them."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(2 * STOP_WITHIN_S):
-                while any(worker.stopping for worker in self._workers.values()):
-                    self.changed.clear()
-                    await self.changed.wait()
 
     async def idle_for(self, within_s: float) -> None:
         """Return when there were trainers, and all have said goodbye and hung up, for that long."""
