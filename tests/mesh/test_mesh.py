@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, config, joined, make_node, running, until
+from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, SOON, config, joined, make_node, running, until
 
 from surefoot.core.liveness import Bounds, View
 from surefoot.errors import AgentError, ConfigError, UsageError
@@ -235,7 +235,7 @@ def test_a_new_round_ends_the_old_one() -> None:
     """When two of three enter a new round, the third is heard no more; questions of the old round fail at once."""
 
     async def story() -> None:
-        nodes = [make_node(name) for name in ("a", "b", "c")]
+        nodes = [make_node(name, config(bounds=SOON)) for name in ("a", "b", "c")]
         a, b, c = nodes
 
         async def sleep(_node: str, _body: Body) -> Body:
@@ -312,14 +312,14 @@ def test_a_member_that_ends_is_lost_and_comes_back() -> None:
     """An agent ends: lost after its window, nothing is queued for it; another one at its place: back, and new."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]) as places:
             await b.stop()
             await until(lambda: ("lost", "b") in a.happened and ("lost", "b") in c.happened)
             assert a.mesh.tell_all({"op": "note", "number": 1}) == ["b"]
             with pytest.raises(AgentError, match="node b is lost"):
                 await a.mesh.ask("b", {"op": "double", "number": 1}, BOUND_S)
-            again = make_node("b")
+            again = make_node("b", config(bounds=SOON))
             await again.mesh.listen(*places["b"])
             again.task = asyncio.create_task(again.mesh.run())
             again.mesh.join(places, KEY)
@@ -398,7 +398,7 @@ def test_who_is_gone_is_not_dialed_and_not_let_in() -> None:
     """After `gone` no connection to the node is made, from either side, and its silence is no loss."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]):
             a.mesh.gone("b")
             c.mesh.gone("b")
@@ -414,7 +414,7 @@ def test_a_new_round_may_begin_where_a_loss_is_heard() -> None:
     """Two are lost in one look, and the first loss is answered by a new round: nobody is lost in that one."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]) as places:
 
             def begin_anew(node: str) -> None:
