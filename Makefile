@@ -34,7 +34,7 @@ AGAIN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks \
 BOUND := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 test: lint
-	$(BIN)/python -m pytest -m "not campaign" -n $(WORKERS) --dist loadfile $(AGAIN) $(BOUND) tests
+	$(BIN)/python -m pytest -m "not campaign and not soak" -n $(WORKERS) --dist loadfile $(AGAIN) $(BOUND) tests
 
 campaign: install
 	$(BIN)/python -m pytest -m campaign tests

@@ -13,6 +13,7 @@ from runs import losses, run_to_its_end
 
 from surefoot.exits import EVICTED, FINISHED
 
+pytestmark = pytest.mark.soak
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _STEPS = 400
 _EVICT_AT = 100
