@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 _SUREFOOT = Path(sys.executable).parent / "surefoot"
 
 
@@ -25,6 +27,7 @@ def _results(*options: str) -> list[dict[str, Any]]:
     return results
 
 
+@pytest.mark.soak
 def test_agreement_and_blocking_form_are_measured_side_by_side() -> None:
     """One row a form and number of ranks, each with finite figures, and nothing else."""
     results = _results("agree", "--ranks=2,3", "--rounds=2")
@@ -42,6 +45,7 @@ def test_agreement_and_blocking_form_are_measured_side_by_side() -> None:
         assert row["p50_ms"] <= row["p95_ms"] < math.inf
 
 
+@pytest.mark.soak
 def test_notices_are_measured() -> None:
     """In one process and in several, plain and over TLS: more than nothing, and p99 not below p50."""
     results = _results("notice", "--nodes=3", "--processes=2", "--notices=4")

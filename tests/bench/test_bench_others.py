@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.soak
 _SUREFOOT = Path(sys.executable).parent / "surefoot"
 
 

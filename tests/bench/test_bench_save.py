@@ -44,7 +44,10 @@ def _check(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "methods",
-    [("dcp.async_save/thread+shared", "surefoot"), pytest.param(METHODS, marks=pytest.mark.campaign)],
+    [
+        pytest.param(("dcp.async_save/thread+shared", "surefoot"), marks=pytest.mark.soak),
+        pytest.param(METHODS, marks=pytest.mark.campaign),
+    ],
     ids=["two", "all"],
 )
 def test_every_method_is_measured(methods: tuple[str, ...]) -> None:
