@@ -42,6 +42,7 @@ def _check(row: dict[str, Any]) -> None:
     assert row["peak_extra_bytes"] > 0
 
 
+@pytest.mark.holds("saves-slow-training")
 @pytest.mark.parametrize(
     "methods",
     [

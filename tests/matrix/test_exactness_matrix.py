@@ -28,6 +28,7 @@ _KINDS = (
 Get = Callable[[str, str | None], Played]
 
 
+@pytest.mark.holds("same-run", "resumed-twice", "scaler-begins-anew", "eviction-between-micro-batches")
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("mode", RANKS)

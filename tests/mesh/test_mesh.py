@@ -285,6 +285,7 @@ def test_nothing_of_an_old_round_is_heard_in_the_new_one() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("round-keys")
 def test_a_proof_of_an_old_round_does_not_open_the_new_one() -> None:
     """A node that enters a new round while a dialer proves itself in the old one does not take the connection."""
 
@@ -451,6 +452,7 @@ def test_who_does_not_come_is_named() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("loopback-or-tls")
 def test_tls_is_on_wherever_the_machine_is_left() -> None:
     """On loopback plain TCP, elsewhere TLS 1.3 with a certificate of this process, which both ends see alike."""
 

@@ -57,6 +57,7 @@ def _often(kind: Kind, phase: str, times: int) -> list[Event]:
     return events
 
 
+@pytest.mark.holds("strict-fence", "start-during-save")
 def test_each_of_them_once(memory: Path, tmp_path: Path) -> None:
     """A trainer, the group, the agent and the supervisor are killed in turn, in turn in each phase."""
     kinds = (Kind.KILL_WORKER, Kind.KILL_AGENT, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR)

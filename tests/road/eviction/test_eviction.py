@@ -78,6 +78,7 @@ _WAYS = (_to_supervisor, _to_group, _to_everybody, _twice, _by_file, _by_command
 _SHORT = (_to_everybody, _by_command)
 
 
+@pytest.mark.holds("one-notice", "workers-killed-first")
 @pytest.mark.parametrize("told", [way if way in _SHORT else pytest.param(way, marks=pytest.mark.soak) for way in _WAYS])
 def test_whoever_is_told_the_step_is_safe(
     evicted: Start, tmp_path: Path, undisturbed: list[dict[str, Any]], told: Callable[[Evicted], None]
@@ -90,6 +91,7 @@ def test_whoever_is_told_the_step_is_safe(
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("evictions-lose-nothing")
 def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while an upload is under way: the newest step is committed all the same."""
     run = evicted(options=["--grace", "60", "--interval", "0", "--max-mb-per-s", "0.02"], HOLD_AT="50")
@@ -100,6 +102,7 @@ def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> Non
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("notice-outside-the-loop")
 @pytest.mark.soak
 def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice before anything was trained loses nothing: 75, and the next start begins at step 0."""
@@ -111,6 +114,7 @@ def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("notice-outside-the-loop")
 @pytest.mark.soak
 def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while a later start restores: what was safe stays safe, and the start after that is exact."""
@@ -129,6 +133,7 @@ def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> 
     assert run.lines() == undisturbed
 
 
+@pytest.mark.holds("agent-ends-trainers", "handler-never-runs")
 def test_no_boundary_comes(evicted: Start) -> None:
     """A trainer stuck in a step until the deadline: the agent ships the newest image alone, and ends the trainer."""
     run = evicted(options=["--grace", "5", "--interval", "1000"], STUCK_AT="9")
@@ -140,6 +145,7 @@ def test_no_boundary_comes(evicted: Start) -> None:
     assert [event["trigger"] for event in run.events("committed") if event["step"] == 9] == ["agent"]
 
 
+@pytest.mark.holds("late-staging", "handler-never-runs")
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> None:
     """Steps are staged seldom, and one rank is stuck in its step (the other in a collective) until the deadline: the
@@ -159,6 +165,7 @@ def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> N
     assert [line["step"] for line in run.lines()] == list(range(20))
 
 
+@pytest.mark.holds("evictions-lose-nothing", "no-time-to-save")
 @pytest.mark.soak
 def test_it_cannot_be_made_safe(evicted: Start) -> None:
     """A place that takes nothing any more: 74, said in the log, and the older checkpoint is still there."""

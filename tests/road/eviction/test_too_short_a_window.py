@@ -103,6 +103,7 @@ def nodes(machine: MakeMachine, s3_server: S3Server) -> Iterator[Nodes]:
         yield lambda number: Cluster(machine, s3_server, uri, number, stack)
 
 
+@pytest.mark.holds("evictions-lose-nothing", "no-time-to-save")
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_newest_step_does_not_fit(nodes: Nodes, number: int) -> None:
     """It cannot be uploaded in time from the slowest node, the rest of a periodic save can from all: that one is
