@@ -40,7 +40,7 @@ campaign: install
 	$(BIN)/python -m pytest -m campaign tests
 
 bench: install
-	$(BIN)/surefoot bench all
+	$(BIN)/python -m benchmarks all
 
 clean:
 	rm -rf $(VENV)
