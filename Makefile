@@ -19,8 +19,8 @@ demo: install
 	$(BIN)/surefoot demo
 
 lint: install
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks docs/worked_example
+	$(BIN)/ruff format --check src tests examples benchmarks docs/worked_example
 	$(BIN)/mypy src/surefoot benchmarks
 
 # Most tests compute on one core or wait for processes: two files at a time keep two cores busy.

@@ -1,12 +1,17 @@
-"""One plan of the brief's example, made once: it takes seconds."""
+"""One plan of the brief's example, made once: it takes seconds. And the way to the script of the worked example."""
 
 from __future__ import annotations
 
-import pytest
+import sys
+from pathlib import Path
 
-from surefoot.finops.example import brief_request
+import pytest
+from finops_samples import brief_request
+
 from surefoot.finops.planner import Plan, make_plan
 from surefoot.finops.request import Request
+
+sys.path.append(str(Path(__file__).parents[2] / "docs/worked_example"))
 
 
 @pytest.fixture(scope="session")

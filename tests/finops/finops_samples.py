@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from functools import partial
 
+from surefoot.finops.form import Form, example_options, request_of
 from surefoot.finops.hazards import Renewal
 from surefoot.finops.job import Job, Timing
+from surefoot.finops.request import Request
 from surefoot.finops.survival import group_survival
 
 H = 3600.0
@@ -18,6 +20,10 @@ def one_node_job(work_s: float, step_s: float = 1.0) -> Job:
 
 def brief_job() -> Job:
     return Job(work_s=72 * H, state_bytes=840e9, step_s=12.0, nodes=8)
+
+
+def brief_request() -> Request:
+    return request_of(Form(**example_options("brief")))
 
 
 def every(gap_s: float) -> Renewal:

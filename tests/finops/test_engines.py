@@ -10,6 +10,7 @@ from math import sqrt
 import numpy as np
 import pytest
 from finops_samples import Case, brief_job, every
+from walk import draws, walk
 
 from surefoot.finops.closed_form import Outcome, expected
 from surefoot.finops.hazards import Renewal, from_trace
@@ -18,7 +19,6 @@ from surefoot.finops.request import Request
 from surefoot.finops.results import timing_for
 from surefoot.finops.simulate import Runs, simulate
 from surefoot.finops.traces import SHIPPED, load_trace
-from surefoot.finops.walk import draws, walk
 
 SETS = 200
 RUNS = 240

@@ -84,11 +84,9 @@ def test_the_answer_has_a_deadline_and_policies(own: Path) -> None:
 
 
 def test_unknown_examples_are_named(own: Path) -> None:
-    """With those there are; and the worked example is only of the brief."""
+    """With those there are."""
     with pytest.raises(ConfigError, match="there is: brief"):
         _call("plan", "--example", "other")
-    with pytest.raises(ConfigError, match="--example brief"):
-        _call(*_JOB, "--markdown", "/nowhere/x.md")
 
 
 def test_prices_are_shown_with_source_and_date(own: Path) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from brief_figures import intervals_with_loss
 from finops_samples import H, brief_job, every
+from write_page import simple_goodput
 
-from surefoot.finops.closed_form import best_interval_s, daly_interval_s, expected, goodput, young_interval_s
-from surefoot.finops.figures import intervals_with_loss
+from surefoot.finops.closed_form import best_interval_s, expected, goodput
 from surefoot.finops.job import Timing
 from surefoot.finops.ownership import standby_break_even_delay_usd_per_h, standby_break_even_gap_s
 from surefoot.finops.planner import Plan, result_named
 from surefoot.finops.request import Request
 from surefoot.finops.traces import load_trace
-from surefoot.finops.worked import simple_goodput
 
 GAP_S = 4.5 * H
 
@@ -91,13 +91,6 @@ def test_best_synchronous_intervals(
         assert round(best / 60) == minutes
         found = goodput(brief_job(), replace(timing, interval_s=best), hazard)
         assert found == pytest.approx(published, abs=0.0006)
-
-
-def test_young_and_daly() -> None:
-    """C 271 s, M 16,200 s: 49.4 min after Young, 46.4 min after Daly; where a save takes 2 M, Daly gives M."""
-    assert young_interval_s(271, 16_200) / 60 == pytest.approx(49.4, abs=0.05)
-    assert daly_interval_s(271, 16_200) / 60 == pytest.approx(46.4, abs=0.05)
-    assert daly_interval_s(3000, 1000) == 1000
 
 
 def test_what_loses_38_percent(brief_plan: Plan) -> None:

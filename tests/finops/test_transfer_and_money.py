@@ -10,7 +10,6 @@ from surefoot.finops.job import Timing
 from surefoot.finops.money import Saving
 from surefoot.finops.transfer import (
     Keeping,
-    internet_egress_usd,
     move_rates,
     route_named,
     routes,
@@ -51,13 +50,6 @@ def test_a_store_without_egress_fee() -> None:
     moves = move_rates(brief_job(), _TIMING, Keeping(store=store_named("r2"), route=route_named("internet")), 0)
     assert moves.back_usd_per_load == 0
     assert moves.route_usd_per_save == pytest.approx(840 * 0.05)
-
-
-def test_internet_egress_by_tiers() -> None:
-    """AWS, 20,100 GB: 100 free, 10,000 at 0.09, 10,000 at 0.085."""
-    assert internet_egress_usd("aws", 20_100) == pytest.approx(900 + 850)
-    with pytest.raises(ConfigError, match="no egress price"):
-        internet_egress_usd("moon", 1)
 
 
 def test_every_rate_has_source_and_date() -> None:

@@ -19,8 +19,6 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "3.1 GB/s": units.parse_rate_bytes_per_s,
     "25000 USD": units.parse_usd,
     "9.80 USD/gpu-h": units.parse_usd_per_hour,
-    "0.02 USD/GB": units.parse_usd_per_gb,
-    "0.023 USD/GB-month": units.parse_usd_per_gb_month,
     "150 USD/h": units.parse_usd_per_h,
 }
 
@@ -87,7 +85,7 @@ _NO_UNIT = {
     "gap",
     "spot_goodput", "stable_goodput", "on_time_share", "share_of_compute", "least_goodput", "cold", "events", "loads",
     "lost_steps", "saves", "hot_lost_steps", "cold_events", "chance", "break_even_utilisation", "bytes_per_param",
-    "engineer_hours", "quantity", "full_share", "value",
+    "engineer_hours", "quantity", "value",
     # one distribution, in the unit of its own name (cost, wall_s); pixels and values of a picture
     "mean", "p05", "p25", "p50", "p75", "p95", "low", "high",
     # the walk's clocks: seconds, said in its docstrings

@@ -1,12 +1,13 @@
-"""The worked example: every figure of the brief has its verdict, and the page in docs is what the command writes."""
+"""The worked example: every figure of the brief has its verdict, and the page in docs is what its script writes."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from surefoot.finops import worked
-from surefoot.finops.figures import HOLDS, NOT, UNDER, figures
+import write_page as worked
+from brief_figures import HOLDS, NOT, UNDER, figures
+
 from surefoot.finops.planner import Plan
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,10 +53,10 @@ def test_the_figures_that_matter(brief_plan: Plan) -> None:
         assert number in text, words
 
 
-def test_the_page_in_docs_is_what_the_command_writes(brief_plan: Plan) -> None:
+def test_the_page_in_docs_is_what_its_script_writes(brief_plan: Plan) -> None:
     """Answer, figures, formulas, money, assumptions, word for word; the replays of traces are too slow here."""
     written = (DOCS / "worked-example.md").read_text()
-    for part in (worked._answer, worked._figures, worked._simple, worked._money, worked._assumed):
+    for part in (worked._intro, worked._answer, worked._figures, worked._simple, worked._money, worked._assumed):
         assert part(brief_plan) in written, part.__name__
     assert re.search(r"\| A100, Google Cloud us-east1-b.*\| 10\.1 h \|", written)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,6 @@ from surefoot.cli.printing import print_json, say
 
 if TYPE_CHECKING:
     from surefoot.finops.planner import Plan
-    from surefoot.finops.request import Request
 
 _JOB, _COSTS, _PRICES, _LIMITS, _MONTHS, _OUT = (
     "the job",
@@ -101,39 +99,19 @@ def plan(
     seed: Annotated[int, typer.Option(rich_help_panel=_OUT)] = 1,
     as_json: Annotated[bool, typer.Option("--json", rich_help_panel=_OUT)] = False,
     html: Annotated[Path | None, typer.Option(help="write one self-contained page", rich_help_panel=_OUT)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="write the worked example", rich_help_panel=_OUT)] = None,
 ) -> None:
     """What a run costs on on-demand, reserved and spot nodes and on the best mix, and which checkpointing pays."""
     # Imported here: numpy and the planner are nothing that other commands should wait for.
-    from surefoot.finops.form import Form, request_of
+    from surefoot.finops.form import Form, example_options, request_of
     from surefoot.finops.planner import make_plan
 
     given = {name: value for name, value in locals().items() if name in Form.__dataclass_fields__ and value is not None}
-    request = _example(example, runs, seed) if example else request_of(Form(**given))
-    answer = make_plan(request)
-    if markdown is not None:
-        _write_example(answer, markdown)
+    if example:
+        given = {**example_options(example), "runs": runs, "seed": seed}
+    answer = make_plan(request_of(Form(**given)))
     if html is not None:
         _write_page(answer, html)
-    _print(answer, as_json, html, markdown)
-
-
-def _example(name: str, runs: int, seed: int) -> Request:
-    from surefoot.errors import ConfigError
-    from surefoot.finops.example import brief_request
-
-    if name != "brief":
-        raise ConfigError(f"no example {name!r}; there is: brief")
-    return replace(brief_request(), runs=runs, seed=seed)
-
-
-def _write_example(answer: Plan, path: Path) -> None:
-    from surefoot.errors import ConfigError
-    from surefoot.finops.worked import worked_example
-
-    if "brief" not in answer.request.name:
-        raise ConfigError("--markdown writes the worked example: use it with --example brief")
-    path.write_text(worked_example(answer), encoding="utf-8")
+    _print(answer, as_json, html)
 
 
 def _write_page(answer: Plan, path: Path) -> None:
@@ -142,7 +120,7 @@ def _write_page(answer: Plan, path: Path) -> None:
     path.write_text(plan_page(answer), encoding="utf-8")
 
 
-def _print(answer: Plan, as_json: bool, html: Path | None, markdown: Path | None) -> None:
+def _print(answer: Plan, as_json: bool, html: Path | None) -> None:
     from rich.console import Console
 
     from surefoot.finops.as_json import plan_json
@@ -151,9 +129,7 @@ def _print(answer: Plan, as_json: bool, html: Path | None, markdown: Path | None
     if as_json:
         print_json(plan_json(answer))
         return
-    if markdown is None:
-        # Into a pipe nothing is wrapped: one row stays one line.
-        print_plan(answer, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
-    for written in (html, markdown):
-        if written is not None:
-            say(f"written: {written}")
+    # Into a pipe nothing is wrapped: one row stays one line.
+    print_plan(answer, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+    if html is not None:
+        say(f"written: {html}")

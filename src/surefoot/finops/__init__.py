@@ -11,7 +11,6 @@ capacity kinds needs scipy (``pip install 'surefoot[plan]'``).
     traces       readers of trace files
     closed_form  exact expectations
     simulate     thousands of seeded runs at once
-    walk         one run, event by event, with the policies of ``surefoot.core``
     schemes      checkpoint schemes as data
     catalogue    dated prices; checks, overrides, updates
     transfer     storage, requests and the three transfer traps

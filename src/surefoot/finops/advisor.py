@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -49,8 +48,3 @@ def hazard_from_advice(region: str, instance_type: str, nodes: int, life_s: floa
             label = f"Spot Advisor bucket {row.label} a month, {instance_type} in {region}"
             return from_monthly_share(share, nodes, life_s, label, f"AWS Spot Advisor of {AS_OF}")
     raise ConfigError(f"Spot Advisor has no {instance_type} in {region}; see `surefoot prices --discounts`")
-
-
-def savings_between(rows: Sequence[Advice], low: float, high: float) -> int:
-    """Rows whose saving lies in [low, high]."""
-    return sum(low <= row.saving <= high for row in rows)

@@ -186,9 +186,6 @@ def _in_months(value: float) -> str:
     return "never" if value == float("inf") else f"{value:.1f} months"
 
 
-_BARS = ("input", "low", "high", "USD low", "USD high", "swing", "cheapest low", "cheapest high")
-
-
 def _tornado(plan: Plan) -> Table:
     table = _table(
         "what matters most", ("input", "low", "high", "USD low", "USD high", "swing", "cheapest low", "high")

@@ -136,10 +136,6 @@ def find(prices: Sequence[Price], instance_type: str, market: str, region: str =
     return min(matches, key=lambda price: price.usd_per_instance_hour or 0.0, default=None)
 
 
-def known_types(prices: Sequence[Price]) -> list[str]:
-    return sorted({price.instance_type for price in prices})
-
-
 def discounts(prices: Sequence[Price]) -> list[tuple[Price, float]]:
     """Spot prices with their discount off on-demand at the same place, largest first."""
     on_demand = {_place(p): p.usd_per_instance_hour for p in prices if p.market == "on-demand" and p.usable}

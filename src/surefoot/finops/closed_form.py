@@ -85,19 +85,6 @@ def durable_rate(timing: Timing, cold_gap_s: float) -> float:
     return timing.interval_s * exp(-timing.lag_s / cold_gap_s) / growth / cold_gap_s
 
 
-def young_interval_s(stall_s: float, mean_gap_s: float) -> float:
-    """Young 1974: sqrt(2 C M), compute between saves."""
-    return sqrt(2.0 * stall_s * mean_gap_s)
-
-
-def daly_interval_s(stall_s: float, mean_gap_s: float) -> float:
-    """Daly 2006, higher order; M where the save takes 2 M or more."""
-    if stall_s >= 2.0 * mean_gap_s:
-        return mean_gap_s
-    ratio = stall_s / (2.0 * mean_gap_s)
-    return young_interval_s(stall_s, mean_gap_s) * (1.0 + sqrt(ratio) / 3.0 + ratio / 9.0) - stall_s
-
-
 def best_interval_s(job: Job, timing: Timing, hazard: Hazard, announced: float, least_s: float) -> float:
     """The interval, at least ``least_s``, with the highest goodput: golden-section search, to a second or 0.1 %."""
 

@@ -39,11 +39,6 @@ class Availability:
     tick_s: float
     nodes: tuple[int, ...]
 
-    @property
-    def full_share(self) -> float:
-        """Share of ticks with every node."""
-        return float(np.mean(np.array(self.nodes) >= max(self.nodes)))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Market:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.finops import catalogue, units
@@ -32,6 +35,9 @@ WINDOWS_S = {"aws": 120.0, "azure": 30.0, "gcp": 30.0, "oci": 30.0}
 class Form:
     """What the user said, as text with units; None where nothing was said."""
 
+    name: str = ""
+    cloud: str = ""
+    """Whose terms hold where no instance type is named."""
     params: str | None = None
     bytes_per_param: float = 12.0
     state: str | None = None
@@ -89,6 +95,13 @@ class Form:
     seed: int = 1
 
 
+def example_options(name: str) -> dict[str, Any]:
+    """The fields of a built-in example's `Form`. `ConfigError` when there is none of that name."""
+    if name != "brief":
+        raise ConfigError(f"no example {name!r}; there is: brief")
+    return tomllib.loads((resources.files("surefoot.finops") / "data" / "brief.toml").read_text())
+
+
 def request_of(form: Form) -> Request:
     """The request. `ConfigError` says which word cannot be used, and how to write it."""
     return _Reader(form).request()
@@ -101,7 +114,7 @@ class _Reader:
         self._form = form
         self._notes: list[Assumption] = []
         self._measured: Measured | None = load_events(form.events) if form.events else None
-        self._provider = ""
+        self._provider = form.cloud
 
     def request(self) -> Request:
         form = self._form
@@ -111,7 +124,7 @@ class _Reader:
         hazard = self._hazard(job)
         schemes = self._schemes()
         return Request(
-            name=form.instance or "job",
+            name=form.name or form.instance or "job",
             job=job,
             costs=self._costs(job),
             hazard=hazard,

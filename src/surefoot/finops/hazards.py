@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import comb, exp, gamma, log
+from math import comb, gamma, log
 from typing import Protocol
 
 import numpy as np
@@ -228,8 +228,3 @@ def hypergeometric(fleet: int, lost: int, drawn: int, k: int) -> float:
 def mean_survival(sizes: Mapping[int, float], survival: Mapping[int, float]) -> float:
     """P(an event is outlived), from the sizes of events and P(outlived | size)."""
     return sum(share * survival[k] for k, share in sizes.items())
-
-
-def probability_of_none(mean_gap_s: float, exposure_s: float) -> float:
-    """P(no event in ``exposure_s``) of a memoryless hazard."""
-    return exp(-exposure_s / mean_gap_s)

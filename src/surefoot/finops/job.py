@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import floor
 
 from surefoot.core.cadence import Cadence, next_start
 from surefoot.errors import ConfigError
@@ -127,8 +126,3 @@ def feasible_interval_s(wanted_s: float, stall_s: float, lag_s: float, state_byt
         max_bytes_per_hour=cadence.max_bytes_per_hour,
     )
     return next_start(asked, 0.0, stall_s + lag_s, int(state_bytes)) - stall_s
-
-
-def whole_steps(seconds: float, step_s: float) -> int:
-    """Steps that fit, at least one."""
-    return max(1, floor(seconds / step_s + 1e-9))

@@ -71,7 +71,6 @@ class Mix:
     bound_usd: float
     """No plan has a lower objective."""
     gap: float
-    scenario_usd: tuple[float, ...]
     scenario_finish_h: tuple[float, ...]
     """Infinite where the deadline is missed."""
 
@@ -166,7 +165,7 @@ def polish(mix: Mix, request: MixRequest, yielded: Floats) -> Mix:
     before, _ = replay(mix, request, yielded)
     if cost.mean() > before.mean() * (1.0 + request.gap):
         return mix
-    return replace(early, scenario_usd=tuple(map(float, cost)), scenario_finish_h=tuple(map(float, finish)))
+    return replace(early, scenario_finish_h=tuple(map(float, finish)))
 
 
 def _progress(request: MixRequest, spot: Floats, stable: Floats) -> Floats:
@@ -219,11 +218,10 @@ class _Problem:
             expected_usd=float(self._dollars(result.x).mean()),
             bound_usd=float(result.mip_dual_bound),
             gap=float(result.mip_gap),
-            scenario_usd=(),
             scenario_finish_h=(),
         )
-        cost, finish = replay(partial, self._request, self._yield)
-        return replace(partial, scenario_usd=tuple(map(float, cost)), scenario_finish_h=tuple(map(float, finish)))
+        _, finish = replay(partial, self._request, self._yield)
+        return replace(partial, scenario_finish_h=tuple(map(float, finish)))
 
     def _dollars(self, x: Floats) -> Floats:
         return np.array([row @ x[: self._f] for row in self._scenario_rows()])

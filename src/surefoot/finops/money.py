@@ -102,10 +102,6 @@ def costs_usd(runs: Runs, rates: NodeRates, moves: MoveRates) -> Floats:
     return total
 
 
-def total_usd(lines: Sequence[CostLine]) -> float:
-    return sum(line.cost_usd for line in lines)
-
-
 def moving_usd(lines: Sequence[CostLine]) -> float:
     """The part that is neither compute nor standby."""
     compute = {phase.value for phase in PHASES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -120,8 +119,3 @@ def standby_break_even_delay_usd_per_h(
     idle_usd_per_hour = (nodes - 1) * replacement_s / HOUR_S * idle_usd_per_h / (gap_s / HOUR_S)
     delay_h_per_hour = replacement_s / gap_s
     return max(0.0, standby_usd_per_h - idle_usd_per_hour) / delay_h_per_hour
-
-
-def cheapest(ways: Sequence[Way], months: int) -> Way:
-    """After ``months`` months."""
-    return min(ways, key=lambda way: way.cumulated_usd(months)[-1])

@@ -31,12 +31,9 @@ class Phase(StrEnum):
     """What a smaller world computes less than its share, and nodes that fit no allowed world size."""
     STANDBY = "standby"
     """Warm nodes that wait for a loss."""
-    OTHER = "other"
-    """Waste of an on-demand run that is given as one figure."""
 
 
 PHASES = tuple(Phase)
-USEFUL_FIRST = {phase: index for index, phase in enumerate(PHASES)}
 
 
 def total(phases: Mapping[Phase, float]) -> float:

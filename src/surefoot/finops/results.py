@@ -12,7 +12,7 @@ from surefoot.finops.job import Timing
 from surefoot.finops.money import CostLine, Saving, cost_lines, cost_usd, costs_usd, moving_usd
 from surefoot.finops.phases import Phase
 from surefoot.finops.request import Request
-from surefoot.finops.schemes import Scheme, bucket_s, timing_of
+from surefoot.finops.schemes import Scheme, timing_of
 from surefoot.finops.simulate import Runs, simulate
 from surefoot.finops.transfer import MoveRates, move_rates
 
@@ -37,10 +37,6 @@ class Spread:
     def of(cls, values: Floats) -> Spread:
         low, lower, middle, upper, high = (float(q) for q in np.percentile(values, (5, 25, 50, 75, 95)))
         return cls(float(values.mean()), low, lower, middle, upper, high)
-
-    @classmethod
-    def certain(cls, value: float) -> Spread:
-        return cls(value, value, value, value, value, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +158,3 @@ def moves_for(request: Request, scheme: Scheme, timing: Timing) -> MoveRates:
 def finishes(runs: Runs) -> bool:
     """True when at most one run in a hundred was cut."""
     return float(runs.finished.mean()) >= 0.99
-
-
-def upload_s(request: Request, scheme: Scheme) -> float:
-    return bucket_s(scheme, request.job, request.costs)

@@ -1,8 +1,8 @@
 """Thousands of seeded runs at once: a discrete-event simulation in lockstep.
 
 Each round takes every run to its own next event: an eviction, a node's arrival, the end of a load, the end of the job.
-Runs are rows of arrays, so that a round costs the same for one run and for four thousand. `surefoot.finops.walk` does
-one run literally, event by event; the closed form gives the means. The three are tested against one another.
+Runs are rows of arrays, so that a round costs the same for one run and for four thousand. The closed form gives the
+means; a walk in the tests does one run literally, event by event. The three are tested against one another.
 
 The rules are those of `surefoot.finops.closed_form`, and also what that leaves out: replacements that overlap, too few
 nodes, used-up standbys, any hazard, any speed of a smaller world.

@@ -16,7 +16,6 @@ from surefoot.finops.units import GB, HOUR_S, MONTH_H
 
 PART_BYTES = 2**26
 """Size of one part of a multipart upload: 64 MiB."""
-DEFAULT_ROUTE = "same-region"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class MoveRates:
 def move_rates(job: Job, timing: Timing, keeping: Keeping, replicas: int, month_h: float = MONTH_H) -> MoveRates:
     """``replicas``: copies of an image in other nodes' memory (group − 1)."""
     state_gb = job.state_bytes / GB
-    parts = ceil(job.state_bytes / job.gpus / PART_BYTES) * job.gpus
+    parts = ceil(job.bytes_per_gpu / PART_BYTES) * job.gpus
     images = timing.interval_s / timing.hot_interval_s if timing.hot_interval_s > 0 else 0.0
     return MoveRates(
         puts_usd_per_save=parts * keeping.store.usd_per_1000_puts / 1000.0,
@@ -120,20 +119,6 @@ def store_named(name: str) -> Store:
     known = stores()
     _require(name, known, "store")
     return known[name]
-
-
-def internet_egress_usd(cloud: str, gb_per_month: float) -> float:
-    """A month's internet egress of a cloud, by its tiers. `ConfigError` for a cloud without a price."""
-    clouds: Mapping[str, Any] = json.loads(_read("egress.json"))
-    if cloud not in clouds or not isinstance(clouds[cloud], dict):
-        raise ConfigError(f"no egress price of {cloud!r}; there are aws, azure, gcp, oci")
-    left, below, cost = max(0.0, gb_per_month - clouds[cloud]["free_tier_gb"]), 0.0, 0.0
-    for tier in clouds[cloud]["tiers"]:
-        width = left if tier["up_to_gb"] is None else min(left, tier["up_to_gb"] - below)
-        cost += width * tier["price_per_gb_usd"]
-        left -= width
-        below = tier["up_to_gb"] or below
-    return cost
 
 
 def _require(name: str, known: Mapping[str, object], what: str) -> None:

@@ -73,16 +73,6 @@ def parse_usd_per_hour(text: str) -> tuple[float, str]:
     raise ConfigError(f"{text!r} is no price of compute: write it like 9.80 USD/gpu-h or 78.40 USD/node-h")
 
 
-def parse_usd_per_gb(text: str) -> float:
-    """Dollars for each GB moved, from "0.02 USD/GB". `ConfigError` for anything else."""
-    return _parse(_dollars(text), {"USD/GB": 1.0}, "a price of transfer", "0.02 USD/GB")
-
-
-def parse_usd_per_gb_month(text: str) -> float:
-    """Dollars for each GB kept a month, from "0.023 USD/GB-month". `ConfigError` for anything else."""
-    return _parse(_dollars(text), {"USD/GB-month": 1.0}, "a price of storage", "0.023 USD/GB-month")
-
-
 def parse_usd_per_h(text: str) -> float:
     """Dollars for an hour of time (of delay, of an engineer), from "150 USD/h". `ConfigError` for anything else."""
     return _parse(_dollars(text), {"USD/h": 1.0}, "a price of an hour", "150 USD/h")

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from surefoot.finops import advisor, catalogue, example
-from surefoot.finops.closed_form import best_interval_s, durable_rate, expected, goodput
+from surefoot.finops import advisor, catalogue
+from surefoot.finops.closed_form import best_interval_s, expected, goodput
 from surefoot.finops.job import Timing
 from surefoot.finops.planner import Plan, result_named
 from surefoot.finops.survival import group_survival
 from surefoot.finops.units import GB, HOUR_S, show_duration, show_share, show_usd
+
+GPUS = 64
+STATE_BYTES = 840 * GB
+SPOT_USD_PER_GPU_H = 3.10
+ON_DEMAND_USD_PER_GPU_H = 9.80
+STEP_S = 12.0
 
 HOLDS, UNDER, NOT = "holds", "holds under these assumptions", "does not hold"
 
@@ -34,16 +40,15 @@ class Figure:
 
 
 def figures(plan: Plan) -> list[Figure]:
-    """In the brief's order. ``plan`` is the plan of `surefoot.finops.example.brief_request`."""
+    """In the brief's order. ``plan`` is the plan of `surefoot plan --example brief`."""
     return [figure for part in _PARTS for figure in part(plan)]
 
 
 def _prices(plan: Plan) -> list[Figure]:
-    spot, base, gpus = example.SPOT_USD_PER_GPU_H, example.ON_DEMAND_USD_PER_GPU_H, example.GPUS
+    spot, base, gpus = SPOT_USD_PER_GPU_H, ON_DEMAND_USD_PER_GPU_H, GPUS
     feed = advisor.advices()
     p5 = [row for row in feed if row.instance_type == "p5.48xlarge"]
-    inside = advisor.savings_between(feed, 0.60, 0.74)
-    own = advisor.savings_between(p5, 0.60, 0.74)
+    inside, own = (sum(0.60 <= row.saving <= 0.74 for row in rows) for rows in (feed, p5))
     azure = next(share for price, share in catalogue.discounts(catalogue.shipped()) if "ND96isr" in price.instance_type)
     p5_price = catalogue.find(catalogue.shipped(), "p5.48xlarge", "on-demand")
     now = p5_price.usd_per_gpu_hour if p5_price else None
@@ -91,12 +96,12 @@ def _state(plan: Plan) -> list[Figure]:
         ),
         Figure(
             "torch.save on rank 0 at 3.1 GB/s takes 271 s",
-            f"{example.STATE_BYTES / (3.1 * GB):.1f} s",
+            f"{STATE_BYTES / (3.1 * GB):.1f} s",
             HOLDS,
         ),
         Figure(
             "it is killed at 30 s",
-            f"840 GB in 30 s would need {example.STATE_BYTES / 30 / GB:.0f} GB/s",
+            f"840 GB in 30 s would need {STATE_BYTES / 30 / GB:.0f} GB/s",
             HOLDS,
         ),
         Figure(
@@ -115,7 +120,7 @@ def _state(plan: Plan) -> list[Figure]:
 
 
 def _tier_one(plan: Plan) -> list[Figure]:
-    shard = example.STATE_BYTES / example.GPUS
+    shard = STATE_BYTES / GPUS
     stall_share = 0.85 / 300.85
     return [
         Figure(
@@ -165,8 +170,7 @@ def _tier_two(plan: Plan) -> list[Figure]:
         ),
         Figure(
             "the previous flush ends before its buffer is used again",
-            f"at 3.1 GB/s in all a flush takes {show_share(example.STATE_BYTES / (3.1 * GB) / 300, 0)} of the 5 "
-            "minutes",
+            f"at 3.1 GB/s in all a flush takes {show_share(STATE_BYTES / (3.1 * GB) / 300, 0)} of the 5 minutes",
             UNDER,
             "a rule, and it just fits; the planner lengthens the interval when it does not",
         ),
@@ -183,7 +187,7 @@ def _tier_two(plan: Plan) -> list[Figure]:
 
 def _benchmark(plan: Plan) -> list[Figure]:
     best = result_named(plan.schemes, "two-tier-shrink")
-    gross = 1 - example.SPOT_USD_PER_GPU_H / example.ON_DEMAND_USD_PER_GPU_H
+    gross = 1 - SPOT_USD_PER_GPU_H / ON_DEMAND_USD_PER_GPU_H
     return [
         Figure(
             "72 h and one node lost in 4.5 h are 16 evictions",
@@ -212,14 +216,14 @@ def _benchmark(plan: Plan) -> list[Figure]:
 
 def _rules(plan: Plan) -> list[Figure]:
     facts, job = plan.advice.standby_facts, plan.request.job
-    idle = (job.nodes - 1) * 8 * example.SPOT_USD_PER_GPU_H * 0.1
+    idle = (job.nodes - 1) * 8 * SPOT_USD_PER_GPU_H * 0.1
     standby = result_named(plan.schemes, "two-tier-standby")
     shrink = result_named(plan.schemes, "two-tier-shrink")
     node_usd = plan.request.prices.spot_usd_per_node_h
     return [
         Figure(
             "a flag by all-reduce at the end of each step; all know within 150 ms",
-            f"with a step of {example.STEP_S:g} s the flag waits up to {example.STEP_S:g} s for the boundary",
+            f"with a step of {STEP_S:g} s the flag waits up to {STEP_S:g} s for the boundary",
             NOT,
             "the collective takes under a millisecond, waiting for it a step; 150 ms needs a channel beside the "
             "training",
@@ -260,7 +264,7 @@ def _rules(plan: Plan) -> list[Figure]:
 def _second_article(plan: Plan) -> list[Figure]:
     every_30 = result_named(plan.schemes, "naive-30min")
     tuned = result_named(plan.schemes, "naive-tuned")
-    slow_s = example.STATE_BYTES / STREAM_BYTES_PER_S
+    slow_s = STATE_BYTES / STREAM_BYTES_PER_S
     node_s = plan.request.job.bytes_per_node / STREAM_BYTES_PER_S
     return [
         Figure(
@@ -291,7 +295,7 @@ def _second_article(plan: Plan) -> list[Figure]:
         ),
         Figure(
             "back in under 5 minutes: 60 s + 90 s + 30 s, about 3 minutes",
-            f"the sum is 180 s; 840 GB in 60 s are {example.STATE_BYTES / 60 / GB:.0f} GB/s",
+            f"the sum is 180 s; 840 GB in 60 s are {STATE_BYTES / 60 / GB:.0f} GB/s",
             UNDER,
             "for the 2 GB of that article; 70B need every node's own pipe and 1.75 GB/s on each",
         ),
@@ -351,12 +355,12 @@ def _crossing(lost: Callable[[float], float], wanted: float, inner: float, outer
 
 def _timing(gb_per_s: float) -> Timing:
     """Blocking saves and loads through one pipe; six minutes until a lost node is replaced."""
-    moved_s = example.STATE_BYTES / (gb_per_s * GB)
+    moved_s = STATE_BYTES / (gb_per_s * GB)
     return Timing(interval_s=HOUR_S, stall_s=moved_s, load_s=moved_s, replacement_s=360.0)
 
 
 def _worst_age() -> str:
-    one_pipe, every_node = example.STATE_BYTES / (3.1 * GB), example.STATE_BYTES / (24.8 * GB)
+    one_pipe, every_node = STATE_BYTES / (3.1 * GB), STATE_BYTES / (24.8 * GB)
     return (
         f"at worst {300 + 0.85 + one_pipe:.0f} s and {300 + 0.85 + every_node:.0f} s with an upload of "
         f"{one_pipe:.0f} s "
@@ -407,8 +411,3 @@ def _mix(plan: Plan) -> tuple[str, str, str]:
 def replica_survival_of_eight() -> list[tuple[int, float, float]]:
     """(nodes lost at once, P with pairs, P with groups of four) for eight nodes."""
     return [(k, group_survival(8, 2, k), group_survival(8, 4, k)) for k in (1, 2, 3, 4)]
-
-
-def uninterrupted_rate(timing: Timing) -> float:
-    """Share of the time that is compute when nothing is ever evicted."""
-    return durable_rate(timing, float("inf"))

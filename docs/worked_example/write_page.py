@@ -1,14 +1,17 @@
-"""The worked example as a page of Markdown: written by ``surefoot plan --example brief --markdown FILE``."""
+"""The worked example as a page of Markdown; run as a script, writes `docs/worked-example.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+from brief_figures import figures, replica_survival_of_eight
 
 from surefoot.finops.closed_form import goodput
-from surefoot.finops.figures import figures, replica_survival_of_eight
+from surefoot.finops.form import Form, example_options, request_of
 from surefoot.finops.hazards import from_trace, mean_survival
-from surefoot.finops.planner import Plan
+from surefoot.finops.planner import Plan, make_plan
 from surefoot.finops.request import Request
 from surefoot.finops.results import SchemeResult, timing_for
 from surefoot.finops.schemes import by_name
@@ -38,10 +41,10 @@ def worked_example(plan: Plan) -> str:
 def _intro(plan: Plan) -> str:
     return f"""# The worked example: 70B parameters on 64 spot H100
 
-Written by `surefoot plan --example brief --markdown docs/worked-example.md` (seed {plan.request.seed},
-{plan.request.runs} simulated runs of each scheme); do not edit by hand. "The brief" is the pair of articles that this
-project set out from; its premises are inputs here, its conclusions are computed again. How the figures are made:
-[money.md](money.md). A forecast, not a bill, and nothing here was measured on a GPU.
+Written by `python docs/worked_example/write_page.py` from the plan of `surefoot plan --example brief` (seed
+{plan.request.seed}, {plan.request.runs} simulated runs of each scheme); do not edit by hand. "The brief" is the pair of
+articles that this project set out from; its premises are inputs here, its conclusions are computed again. How the
+figures are made: [money.md](money.md). A forecast, not a bill, and nothing here was measured on a GPU.
 """
 
 
@@ -236,3 +239,8 @@ def _value(value: float | str) -> str:
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    brief = make_plan(request_of(Form(**example_options("brief"))))
+    (Path(__file__).parents[1] / "worked-example.md").write_text(worked_example(brief), encoding="utf-8")
