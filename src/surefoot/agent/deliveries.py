@@ -60,11 +60,6 @@ class Delivery:
         """Nothing is left to be done for it on this node, but to commit."""
         return len(self.shipped) == self.num_parts
 
-    @property
-    def plan(self) -> str:
-        """Of a complete one."""
-        return next(iter(self.parts.values()))[0].plan_hash
-
     def left_s(self, bytes_per_s: float, now_s: float) -> float:
         """Until all of it is uploaded from here, at a link of that speed.
 
