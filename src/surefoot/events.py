@@ -15,10 +15,9 @@ there is one). The fields beside these, by event:
     copied             step, tier, bytes, seconds: a copy on a local disk
     notice             source, grace_s
     late               step: the one that every rank takes now, since no boundary has come in time
-    unfit              step, bytes, bytes_per_s, needed_s, left_s, where: the node where it needs the longest, null if
-                       that is this one, first: step or null, first_bytes: an eviction's newest step is too large for
-                       the time that is left; an older one is finished before it, or none
-    evicted            step, safe, committed: step or null, seconds: from the notice to the end
+    unfit              step, needed_s: for its upload from this node, left_s, first: step or null: an eviction's newest
+                       step is too large for the time that is left; an older one is finished before it, or none
+    evicted            step, safe, why: it ends now, committed: step or null, seconds: from the notice to the end
     worker_lost        rank, pid, step
     stopped            ranks, why
     save_failed        step, tier, why, attempt
@@ -118,15 +117,13 @@ def _notice(event: Event) -> str:
 
 
 def _unfit(event: Event) -> str:
-    whose = "" if event["where"] is None else f" of node {event['where']}"
     cause = (
-        f"step {event['step']} does not fit into the {event['left_s']:.1f} s that are left: "
-        f"{human_bytes(event['bytes'])}{whose} at {human_bytes(event['bytes_per_s'])}/s need {event['needed_s']:.1f} s"
+        f"step {event['step']} does not fit into the {event['left_s']:.1f} s that are left: its upload from here needs "
+        f"{event['needed_s']:.1f} s"
     )
     if event["first"] is None:
-        return f"{cause}; no older step under way does, so it is tried all the same"
-    left = human_bytes(event["first_bytes"])
-    return f"{cause}; step {event['first']}, of which {left} are still to be uploaded, is finished first"
+        return f"{cause}; no older step under way fits, so it is tried all the same"
+    return f"{cause}; step {event['first']} is finished first"
 
 
 def _evicted(event: Event) -> str:
@@ -134,7 +131,7 @@ def _evicted(event: Event) -> str:
         return f"evicted: step {event['step']} is safe; start the run again to go on"
     older = event.get("committed")
     newest = "an older checkpoint will be used" if older is None else f"the newest known to be durable is step {older}"
-    return f"evicted: step {event['step']} could NOT be made safe in time; {newest}"
+    return f"evicted: step {event['step']} could NOT be made safe: {event.get('why', 'no time was left')}; {newest}"
 
 
 def _tier_silent(event: Event) -> str:

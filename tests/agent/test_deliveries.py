@@ -44,7 +44,7 @@ def test_a_favoured_one_goes_first_until_it_fails() -> None:
     older, newest = _delivery(7, "periodic"), _delivery(9, "emergency")
     for delivery in (older, newest):
         waiting.add(delivery)
-    waiting.favour(older.name)
+    waiting.favour(older.at)
     assert waiting.next() is older
     waiting.remove(older)
     waiting.failed(older)

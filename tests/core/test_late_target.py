@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from surefoot.core.emergency import Count, late_target
+from surefoot.core.eviction import Count, late_target
 
 _LAST_STEP = 4
 

@@ -10,7 +10,8 @@ from core_samples import generation, history
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.core.emergency import Count, commit_order, late_target
+from surefoot.core.commit import commit_order
+from surefoot.core.eviction import Count, late_target
 from surefoot.core.lineage import superseding
 from surefoot.core.manifest import Generation
 from surefoot.core.relay import LEFT, Progress, merge, minimum

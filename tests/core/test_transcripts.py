@@ -10,6 +10,11 @@ Lines that build the situation:
     drop 1200 g6 ram [plan b]
     post notice replan durable free=1 every=2        one rank's vector; all posted ones are agreed on
     boundary 7 [unplanned] [wanted] [last]           takes the agreed vector, and forgets it
+    window 30                                        an eviction's seconds, from its notice at 0
+    node NAME finished=9 sealed=6 no-trainers ...    facts of one node; those not named stay, "no-X" turns a flag off
+    counted NAME FINISHED/ENTERED ...                where a node's held ranks are
+    holds NAME rank 0 1200 g6                        a rank's hashed image in a node's memory, one of two ranks
+    uploads NAME newest=20 left=9 1200g6=3           seconds that a node reports; newest=? before any speed is measured
 
 Lines that start with `expect` ask; "nothing" is an empty answer.
 """
@@ -19,6 +24,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +34,18 @@ from core_samples import generation, manifest, shard
 
 from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.commit import complete_set, make_manifest
+from surefoot.core.copies import Copy, wholes
+from surefoot.core.eviction import (
+    Count,
+    Done,
+    Facts,
+    Uploads,
+    decide,
+    late_target,
+    newest_to_ship,
+    shipped_elsewhere,
+    unfit,
+)
 from surefoot.core.layout import StepId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Shard
@@ -51,6 +69,11 @@ class _Situation:
         self.dropped: list[Source] = []
         self.posted: list[Vector] = []
         self.plan: BoundaryPlan | None = None
+        self.window_s = 0.0
+        self.nodes: dict[str, Facts] = {}
+        self.counted: dict[str, list[Count]] = {}
+        self.copies: list[Copy] = []
+        self.uploads: dict[str, Uploads] = {}
 
     def play(self, line: str) -> None:
         words = line.split()
@@ -106,6 +129,58 @@ class _Situation:
         self.plan = at_boundary(
             agreed, int(words[0]), planned="unplanned" not in words, wanted="wanted" in words, last="last" in words
         )
+
+    def say_window(self, words: list[str]) -> None:
+        self.window_s = float(words[0])
+        self.nodes = {name: replace(facts, deadline_s=self.window_s) for name, facts in self.nodes.items()}
+
+    def say_node(self, words: list[str]) -> None:
+        facts = self.nodes.get(words[0], Facts(0.0, self.window_s))
+        changes: dict[str, Any] = {}
+        for word in words[1:]:
+            name, _, value = word.removeprefix("no-").partition("=")
+            changes[name] = json.loads(value) if value else not word.startswith("no-")
+        self.nodes[words[0]] = replace(facts, **changes)
+
+    def say_counted(self, words: list[str]) -> None:
+        self.counted[words[0]] = [Count(*map(int, word.split("/"))) for word in words[1:]]
+
+    def say_holds(self, words: list[str]) -> None:
+        rank, at = int(words[2]), _at(words[3:])
+        self.copies.append(Copy(at, "a" * 32, 2, rank, f"{rank}" * 32, 100, "ram", words[0]))
+
+    def say_uploads(self, words: list[str]) -> None:
+        given = dict(word.split("=") for word in words[1:])
+        seconds = {name: None if value == "?" else float(value) for name, value in given.items()}
+        newest_s, left_s = seconds.pop("newest"), seconds.pop("left")
+        older_s = {_at(name.replace("g", " g").split()): value or 0.0 for name, value in seconds.items()}
+        self.uploads[words[0]] = Uploads(newest_s, left_s, older_s)
+
+    def ask_order(self, words: list[str]) -> str:
+        order = decide(self.nodes[words[0]], float(words[2]))
+        if isinstance(order, Done):
+            return f"done, {'safe' if order.safe else 'not safe'}: {order.why}"
+        return {"Wait": "wait", "StageLate": "stage late", "ShipNewest": "ship the newest"}[type(order).__name__]
+
+    def ask_late(self, words: list[str]) -> str:
+        target = late_target(self.counted, words)
+        return "nothing" if target is None else str(target)
+
+    def ask_ship(self, words: list[str]) -> str:
+        durable = _at(words[1:]) if words else None
+        every = {copy.at.generation: inf for copy in self.copies}
+        found = newest_to_ship(wholes(self.copies, [], every), durable)
+        if found is None:
+            return "nothing"
+        elsewhere = shipped_elsewhere(found, {0: "a", 1: "b"}.get)
+        return ", ".join([_listed([found.at]), *(f"rank {rank} from {node}" for rank, node in elsewhere)])
+
+    def ask_first(self, _words: list[str]) -> str:
+        found = unfit(self.uploads)
+        if found is None:
+            return "the newest"
+        first = "nothing that fits" if found.first is None else _listed([found.first])
+        return f"{first}: {found.slowest} needs {found.needed_s:g} s of {found.left_s:g}"
 
     def ask_cuts(self, _words: list[str]) -> str:
         try:

@@ -13,7 +13,7 @@ from sim_start import Starting
 from sim_trainer import Order, Turn
 
 from surefoot.core.copies import Copy
-from surefoot.core.emergency import Count
+from surefoot.core.eviction import Count
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.relay import Progress

@@ -9,9 +9,9 @@ from math import inf
 from sim_node import hash_of
 
 from surefoot.core.agreement import at_boundary
-from surefoot.core.commit import complete_set
+from surefoot.core.commit import commit_order, complete_set
 from surefoot.core.copies import Whole, wholes
-from surefoot.core.emergency import commit_order, late_target
+from surefoot.core.eviction import late_target
 from surefoot.core.layout import StepId
 from surefoot.core.lineage import Cuts, counts, cuts, superseding
 from surefoot.core.manifest import Generation, Manifest, Shard

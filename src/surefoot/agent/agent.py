@@ -20,7 +20,6 @@ from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
-from surefoot.agent.last_words import LastWords
 from surefoot.agent.leftovers import Leftovers
 from surefoot.agent.loading import Loader
 from surefoot.agent.memory import Memory
@@ -57,8 +56,8 @@ _AGE_LIMIT_S = 600.0
 _AGE_LOOK_S = 5.0
 _SETTLED_WITHIN_S = 10.0
 """For an agent that replaces another to be among the other nodes' agents again."""
-_LAST_WORDS_WITHIN_S = 10.0
-"""For the other nodes' trainers to end once this one's have; what their agents say later counts all the same."""
+_REPORTED_WITHIN_S = 10.0
+"""For the other nodes' trainers to end once this one's have; what their agents report later counts all the same."""
 _IDLE_S = 5.0
 """A process that left the run but lives on (a notebook) may come again within this."""
 
@@ -123,7 +122,6 @@ class Agent:
             journal,
             self.spawn,
         )
-        self._last_words = LastWords(self._fleet, self._shipper, self.spawn)
         self._hasher = Hasher(self._memory, self._shipper.pinned, self._twins.hashed)
         planner = Planner(
             self._fleet, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
@@ -306,7 +304,7 @@ class Agent:
         await self._fleet.settled(_SETTLED_WITHIN_S)
         if self._situation.has_generation:
             waits = self._shipper.busy() or not self._leftovers.all_durable()
-            await self._last_words.exchange(self._situation.generation.number, _LAST_WORDS_WITHIN_S if waits else 0.0)
+            await self._leftovers.report_left(self._situation.generation.number, _REPORTED_WITHIN_S if waits else 0.0)
         # Else there is nothing to ask for, of a leader that may have left in as good order.
         if not self._leftovers.all_durable():
             await self._leftovers.ship_newest("agent")

@@ -14,9 +14,8 @@ from surefoot.agent.books import Books
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.pipeline import Pipeline
 from surefoot.clock import wall_s
-from surefoot.core.commit import complete_set
+from surefoot.core.commit import commit_order, complete_set
 from surefoot.core.documents import Fields
-from surefoot.core.emergency import commit_order
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.errors import AgentError, CorruptError, TierError

@@ -1,11 +1,11 @@
-"""Deliveries: steps on their way to being durable, and which of those that wait is the next to be worked on."""
+"""Deliveries: steps on their way to being durable, which of those that wait is the next, and how they ended."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from surefoot.agent.memory import ImageSet
-from surefoot.agent.speed import Transfer
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Shard
@@ -17,6 +17,7 @@ _PREEMPTS = 1
 """Urgency up to which a delivery does not wait for an older, less urgent one."""
 _ASKED_FOR = 2
 """Urgency of what somebody asked for: none of those is given up for another."""
+_OUTCOMES_KEPT = 32
 
 Part = tuple[Segment, int, int]
 """Segment, slot, seq."""
@@ -41,8 +42,8 @@ class Delivery:
     not_before_s: float = 0.0
     committed: bool = False
     """What is left to do (copies, retention) must not make it be shipped again."""
-    transfer: Transfer | None = None
-    """The last try at uploading its parts."""
+    upload: tuple[float, int] | None = None
+    """When the upload under way began, and with how many bytes to go."""
 
     @classmethod
     def of(cls, images: ImageSet, trigger: str, name: str) -> Delivery:
@@ -59,21 +60,19 @@ class Delivery:
         """Nothing is left to be done for it on this node, but to commit."""
         return len(self.shipped) == self.num_parts
 
-    @property
-    def plan(self) -> str:
-        """Of a complete one."""
-        return next(iter(self.parts.values()))[0].plan_hash
+    def left_s(self, bytes_per_s: float, now_s: float) -> float:
+        """Until all of it is uploaded from here, at a link of that speed.
 
-    def begin_transfer(self) -> Transfer:
-        self.transfer = Transfer(self._unshipped_bytes())
-        return self.transfer
+        A tier takes bytes before it has sent them, and does not report how many it has sent: the upload under way is
+        taken for as far as the link could have brought it.
+        """
+        left_s = self.unshipped_bytes() / bytes_per_s
+        if self.upload is None:
+            return left_s
+        begun_s, size_bytes = self.upload
+        return min(left_s, max(0.0, size_bytes / bytes_per_s - (now_s - begun_s)))
 
-    def left_bytes(self, bytes_per_s: float) -> int:
-        """What is still to be uploaded of it from here, at a link of that speed."""
-        unshipped_bytes = self._unshipped_bytes()
-        return min(unshipped_bytes, self.transfer.left_bytes(bytes_per_s)) if self.transfer else unshipped_bytes
-
-    def _unshipped_bytes(self) -> int:
+    def unshipped_bytes(self) -> int:
         parts = [part for rank, part in self.parts.items() if rank not in self.shipped]
         return sum(segment.geometry.image_bytes for segment, _slot, _seq in parts)
 
@@ -110,7 +109,7 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._waiting: list[Delivery] = []
-        self._favoured = ""
+        self._favoured: StepId | None = None
         self.running: Delivery | None = None
 
     @property
@@ -140,22 +139,22 @@ class Deliveries:
 
     def _turn(self, delivery: Delivery) -> tuple[bool, int, int]:
         urgency, step = _URGENCY[delivery.trigger], delivery.at.step
-        return delivery.name != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
+        return delivery.at != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
 
-    def favour(self, name: str) -> None:
-        """That one comes before all others, until it has failed once."""
-        self._favoured = name
+    def favour(self, at: StepId) -> None:
+        """That step comes before all others, until it has failed once."""
+        self._favoured = at
 
     def failed(self, delivery: Delivery) -> None:
         """It waits to be tried again, as urgent as its like."""
-        if delivery.name == self._favoured:
-            self._favoured = ""
+        if delivery.at == self._favoured:
+            self._favoured = None
         self.add(delivery)
 
     def overtaken(self, newer: Delivery) -> list[Delivery]:
         """Whole periodic ones that wait while a newer one is whole: they would only hold slots that training needs,
         and keep other nodes, which may be at work on them, waiting. What gives way to an eviction's is decided by all
-        nodes together (see precedence.py)."""
+        nodes together (`core.eviction.unfit`)."""
         if newer.preempts:
             return []
         older = [d for d in self._waiting if d.trigger == "periodic" and d.at < newer.at]
@@ -172,3 +171,29 @@ class Deliveries:
 
     def delivering(self, at: StepId) -> bool:
         return any(delivery.at == at for delivery in self.all())
+
+
+class Outcomes:
+    """By step: None if it was committed, or why it was not."""
+
+    def __init__(self) -> None:
+        self._known: dict[StepId, str | None] = {}
+        self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
+
+    def of(self, at: StepId) -> str | None:
+        """How the last deliveries of a step ended that nobody is at work on any more."""
+        return self._known.get(at, f"step {at.step} is not being saved")
+
+    def wait(self, at: StepId) -> asyncio.Future[str | None]:
+        """Resolves at the end of that step's delivery, which is under way."""
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(at, []).append(future)
+        return future
+
+    def resolve(self, at: StepId, outcome: str | None) -> None:
+        self._known[at] = outcome
+        for old in list(self._known)[:-_OUTCOMES_KEPT]:
+            del self._known[old]
+        for future in self._waiters.pop(at, []):
+            if not future.done():
+                future.set_result(outcome)

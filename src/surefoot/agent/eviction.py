@@ -1,4 +1,4 @@
-"""Eviction: from a notice to a committed step, or to an honest "not saved", before the deadline."""
+"""Eviction: gathers the facts that `core/eviction.py` decides by, and carries its orders out."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from surefoot.barrier import full_barrier
 from surefoot.board import NodeWord, RankWord
 from surefoot.clock import boot_s
 from surefoot.core.documents import Fields
-from surefoot.core.emergency import Count, late_target
+from surefoot.core.eviction import (
+    Count,
+    Done,
+    Facts,
+    ShipNewest,
+    StageLate,
+    Wait,
+    decide,
+    late_target,
+    margin_s,
+)
 from surefoot.core.layout import StepId
 from surefoot.wire import Body
 
-_ASSUMED_BYTES_PER_S = 100e6
-"""Before anything was measured."""
-_MARGIN_S = 2.0
-"""Left before the deadline for the commit and for the trainers to leave; at most a quarter of the window."""
-_COPIED_BYTES_PER_S = 1e9
-"""What staging a step late is reckoned with, and `_LATE_SPARE_S` beside it."""
-_LATE_SPARE_S = 1.0
-_LATE_SHARE = 8
-"""Part of the window that is left for it at least."""
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 _COUNT_WITHIN_S = 2.0
@@ -56,12 +57,11 @@ class Eviction:
         self._journal = journal
         self._noticed_s = 0.0
         self._deadline_s = 0.0
-        self._margin_s = 0.0
         self.noticed = asyncio.Event()
-        self._late_ordered = False
+        self._held = False
         self._late_step: int | None = None
         """What every rank was told to take late."""
-        self._nothing_to_ship = False
+        self._nothing_left = False
         fleet.hear("notice", self._hear_notice)
         fleet.answer("hold", self._asked_to_hold)
         fleet.hear("target", self._hear_target)
@@ -82,8 +82,7 @@ class Eviction:
         deadline_s = boot_s() + grace_s
         if self.noticed.is_set():
             if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
-                self._deadline_s = deadline_s
-                self._shipper.hurry(deadline_s - self._margin_s)
+                self._set_deadline(deadline_s)
                 self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
                 self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
             return
@@ -102,31 +101,37 @@ class Eviction:
             self.noticed.set()
 
     def _set_window(self, deadline_s: float) -> None:
-        self._noticed_s, self._deadline_s = boot_s(), deadline_s
-        self._margin_s = min(_MARGIN_S, max(0.0, deadline_s - self._noticed_s) / 4)
-        self._shipper.hurry(deadline_s - self._margin_s)
+        self._noticed_s = boot_s()
+        self._set_deadline(deadline_s)
+
+    def _set_deadline(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._shipper.hurry(deadline_s - margin_s(self._noticed_s, deadline_s))
 
     async def see_through(self) -> bool:
         """Wait for a notice, then for the end of what it starts. True if the newest finished step is safe."""
         await self.noticed.wait()
-        while not self._done():
-            if not self._crew.workers:
-                await self._shipper.drop_incomplete()
-            if self._must_stage_late():
-                await self._stage_late()
-            if self._must_ship_alone():
-                self._nothing_to_ship = not await self._leftovers.ship_newest("agent")
-            await self._shipper.something(_LOOK_EVERY_S)
-        safe = self._situation.is_safe()
-        step = self._situation.finished_on_all()
+        while not isinstance(order := decide(self._facts(), boot_s()), Done):
+            await self._obey(order)
         self._journal.record(
             "evicted",
-            step=step if step is not None else 0,
-            safe=safe,
+            step=self._situation.finished_on_all() or 0,
+            safe=order.safe,
+            why=order.why,
             committed=self._situation.committed and self._situation.committed.step,
             seconds=round(boot_s() - self._noticed_s, 3),
         )
-        return safe
+        return order.safe
+
+    async def _obey(self, order: Wait | StageLate | ShipNewest) -> None:
+        if not self._crew.workers:
+            await self._shipper.drop_incomplete()
+        if isinstance(order, StageLate):
+            await self._stage_late()
+            return
+        if isinstance(order, ShipNewest):
+            self._nothing_left = not await self._leftovers.ship_newest("agent")
+        await self._shipper.something(_LOOK_EVERY_S)
 
     async def clear_crew(self) -> None:
         """See the trainers off: they leave by themselves once they hear of the notice, else they are ended."""
@@ -137,28 +142,6 @@ class Eviction:
             ranks = self._crew.stop_all()
             self._journal.record("stopped", ranks=ranks, why="they did not leave by themselves")
             await self._crew.gone(5.0)
-
-    def _done(self) -> bool:
-        if boot_s() >= self._deadline_s - (self._margin_s if self._situation.is_safe() else 0.0):
-            return True
-        if not self._situation.is_safe():
-            # Nothing in memory to be shipped, nobody who could still make it: that is all there will be.
-            return not self._crew.workers and not self._shipper.busy() and self._nothing_to_ship
-        # Trainers still here will finish further steps, and stop at the boundary of the last.
-        return not self._crew.workers
-
-    def _must_stage_late(self) -> bool:
-        """No boundary has come, and the newest finished step is not in memory because it was not due."""
-        workers = self._crew.workers
-        if self._late_ordered or not workers or self._situation.is_safe() or self._fleet.apart:
-            return False
-        board = self._situation.board
-        sealed = min(board.rank(worker.local_rank, RankWord.SEALED) for worker in workers)
-        finished = max(board.rank(worker.local_rank, RankWord.FINISHED) for worker in workers)
-        # A machine on which no boundary comes may be slow in everything: a long window is not used to its last seconds.
-        spare_s = max(_LATE_SPARE_S, (self._deadline_s - self._noticed_s) / _LATE_SHARE)
-        copy_s = self._image_bytes() / _COPIED_BYTES_PER_S + spare_s
-        return sealed < finished and boot_s() >= self._deadline_s - self._ship_s() - self._margin_s - copy_s
 
     async def _stage_late(self) -> None:
         """Have the newest finished step taken, whatever the trainers' main threads are doing.
@@ -180,9 +163,9 @@ class Eviction:
     def _hold(self) -> list[Count]:
         """No rank of this node passes its next fence; returns where each is."""
         board, workers = self._situation.board, self._crew.workers
-        if not self._late_ordered:
+        if not self._held:
             # A target of an earlier launch; one that two nodes come to at once is the same.
-            self._late_ordered = True
+            self._held = True
             board.set_node(NodeWord.LATE_TARGET, 0)
         for worker in workers:
             board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
@@ -206,25 +189,25 @@ class Eviction:
         self._situation.board.set_node(NodeWord.LATE_TARGET, target + 1)
         self._journal.record("late", step=target)
 
-    def _must_ship_alone(self) -> bool:
-        if self._situation.is_safe():
-            return False
-        if not self._crew.workers or self._late_step_waits():
-            return True
-        # As long as a boundary may still come and its image be shipped in time, it is waited for.
-        return boot_s() >= self._deadline_s - self._ship_s() - self._margin_s
-
-    def _late_step_waits(self) -> bool:
-        """True if what was taken late is in every rank's memory, and nobody ships it. No rank passes it: it can go."""
-        workers = self._crew.workers
-        if self._late_step is None or not workers:
-            return False
-        generation = self._situation.generation.number
-        sealed = self._situation.board.sealed_on_all(generation, workers[0].local_world_size)
-        return sealed >= self._late_step and not self._shipper.delivering(StepId(self._late_step, generation))
-
-    def _ship_s(self) -> float:
-        return 1.5 * self._image_bytes() / (self._shipper.rate_bytes_per_s or _ASSUMED_BYTES_PER_S)
-
-    def _image_bytes(self) -> int:
-        return sum(segment.geometry.image_bytes for segment in self._memory.segments)
+    def _facts(self) -> Facts:
+        board, workers, situation = self._situation.board, self._crew.workers, self._situation
+        generation = situation.generation.number if situation.has_generation else 0
+        late = None if self._late_step is None else StepId(self._late_step, generation)
+        return Facts(
+            noticed_s=self._noticed_s,
+            deadline_s=self._deadline_s,
+            finished=situation.finished_on_all() or 0,
+            durable=situation.committed.step if situation.committed is not None else 0,
+            trainers=bool(workers),
+            foremost=max((board.rank(one.local_rank, RankWord.FINISHED) - 1 for one in workers), default=0),
+            sealed=min((board.rank(one.local_rank, RankWord.SEALED) - 1 for one in workers), default=0),
+            sealed_on_all=board.sealed_on_all(generation, workers[0].local_world_size) if workers else 0,
+            held=self._held,
+            late_step=self._late_step,
+            late_ships=late is not None and self._shipper.delivering(late),
+            shipping=self._shipper.busy(),
+            nothing_left=self._nothing_left,
+            apart=self._fleet.apart,
+            image_bytes=sum(segment.geometry.image_bytes for segment in self._memory.segments),
+            bytes_per_s=self._shipper.rate_bytes_per_s,
+        )

@@ -1,9 +1,16 @@
-"""Leftovers: steps that only memory holds when nobody asks any more to save them, shipped by choice of one node."""
+"""Leftovers: steps that only memory holds when nobody asks any more to save them.
+
+One node chooses, by `core.eviction.newest_to_ship`, and all ship their part. Nodes whose trainers are gone first report
+what they still work on: a rank may die after others sealed a step and before it did, and then their nodes would wait
+for its node's part, and that node for theirs of an older step.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from surefoot.agent.commits import Commits
@@ -17,8 +24,8 @@ from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.twins import Twins
 from surefoot.clock import boot_s
-from surefoot.core.copies import Whole
 from surefoot.core.documents import Fields
+from surefoot.core.eviction import newest_to_ship, shipped_elsewhere
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError
 from surefoot.wire import Body
 
@@ -94,21 +101,15 @@ class Leftovers:
     async def _choose(self, trigger: str) -> bool:
         if not self._situation.has_generation:
             return False
-        safe = self._situation.committed
-        newest = next(iter(await self._peers.whole()), None)
-        if newest is None or (safe is not None and newest.at <= safe):
+        newest = newest_to_ship(await self._peers.whole(), self._situation.committed)
+        if newest is None:
             return False
         if not self._shipper.delivering(newest.at):
             name = f"{trigger} {newest.at.step} {secrets.token_hex(4)}"
-            order = Order(newest.at, newest.plan, trigger, name, self._elsewhere(newest))
+            order = Order(newest.at, newest.plan, trigger, name, shipped_elsewhere(newest, self._fleet.node_of))
             self._fleet.tell_all({"op": "ship", **order.to_json()})
             await self._ordered(order)
         return True
-
-    def _elsewhere(self, step: Whole) -> tuple[tuple[int, str], ...]:
-        """Ranks whose own node does not have their image, and one that does."""
-        holders = {rank: [copy.node for copy in copies] for rank, copies in enumerate(step.copies)}
-        return tuple((rank, nodes[0]) for rank, nodes in holders.items() if self._fleet.node_of(rank) not in nodes)
 
     def busy(self) -> bool:
         """An order to ship came, and the shipper does not have it yet."""
@@ -142,6 +143,33 @@ class Leftovers:
             self._commits.give_up(order.name, "its image moved on before it could be kept")
         elif not self._shipper.delivering(order.at):
             self._shipper.ship(images, order.trigger, order.name)
+
+    async def report_left(self, generation: int, within_s: float) -> None:
+        """Report what this node still works on, and give up what others report to have no part of, also later on.
+
+        Args:
+            generation: of the trainers that are gone from here: they bring nothing more.
+            within_s: how long the others' reports are waited for.
+        """
+        if self._fleet.alone or self._fleet.apart:
+            return
+        what = f"left of {generation}"
+        self._fleet.bring(what, {"names": self._shipper.names()})
+        reported = asyncio.Event()
+        self._spawn(self._obey_reports(what, reported))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await reported.wait()
+
+    async def _obey_reports(self, what: str, reported: asyncio.Event) -> None:
+        await asyncio.gather(*(self._obey_report(what, node) for node in self._fleet.others))
+        reported.set()
+
+    async def _obey_report(self, what: str, node: str) -> None:
+        # That node may be gone, or the others train again: then the wait for its part ends with an error of its own.
+        with suppress(AgentError):
+            names = Fields(await self._fleet.brought_by(node, what), what).items("names")
+            await self._shipper.will_lack(node, {str(name) for name in names})
 
     def all_durable(self) -> bool:
         """True if memory holds nothing newer than the newest commit."""

@@ -14,18 +14,20 @@ class Pacer:
     def __init__(self, max_bytes_per_s: float | None) -> None:
         self._max_bytes_per_s = max_bytes_per_s
         self._free_at_s = 0.0
+        self.held_s = 0.0
+        """For how long bytes were held back, so far and added up."""
         self._released = asyncio.Event()
 
-    async def take(self, size_bytes: int) -> float:
-        """Wait until so many bytes may pass; returns the seconds that they were held back for."""
+    async def take(self, size_bytes: int) -> None:
+        """Wait until so many bytes may pass."""
         if self._max_bytes_per_s is None:
-            return 0.0
+            return
         now_s = boot_s()
         start_s = max(now_s, self._free_at_s)
         self._free_at_s = start_s + size_bytes / self._max_bytes_per_s
         if start_s > now_s:
             await self._sleep(start_s - now_s)
-        return boot_s() - now_s
+            self.held_s += boot_s() - now_s
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -18,7 +18,6 @@ from surefoot.agent.books import Books
 from surefoot.agent.image_hash import ImageHash
 from surefoot.agent.memory import Held, ImageSet
 from surefoot.agent.pacer import Pacer
-from surefoot.agent.speed import Transfer
 from surefoot.board import Phase
 from surefoot.core.commit import make_manifest
 from surefoot.core.layout import ShardId
@@ -54,14 +53,12 @@ class Pipeline:
     def uri(self) -> str:
         return self._books.tier.uri
 
-    async def ship(
-        self,
-        images: ImageSet,
-        plan: Plan,
-        override: dict[str, Any],
-        shipped: dict[int, Shard],
-        transfer: Transfer,
-    ) -> None:
+    @property
+    def held_s(self) -> float:
+        """For how long the bandwidth cap has held bytes back, so far and added up."""
+        return self._pacer.held_s
+
+    async def ship(self, images: ImageSet, plan: Plan, override: dict[str, Any], shipped: dict[int, Shard]) -> None:
         """Write this node's shards of one step, and acknowledge them.
 
         Args:
@@ -70,7 +67,6 @@ class Pipeline:
             override: fields that replace those of the ranks' records (why the agent ships by itself).
             shipped: by rank, what an earlier try of these very images acknowledged; this one's is added. A tier that is
                 nearly full, or fails now and then, need not take a shard twice.
-            transfer: is told what is handed to the tier.
 
         Raises:
             CorruptError: what was streamed does not match the hash: the image is bad.
@@ -82,7 +78,7 @@ class Pipeline:
             async with asyncio.TaskGroup() as group:
                 for part in images.parts:
                     if part.segment.rank not in shipped:
-                        group.create_task(self._ship_shard(part, override, shipped, transfer))
+                        group.create_task(self._ship_shard(part, override, shipped))
         except* (CorruptError, OSError) as errors:
             raise _first(errors) from None
         finally:
@@ -130,9 +126,7 @@ class Pipeline:
             chunks = stream(part, xxhash.xxh3_128(), Pacer(None))
             await self._disks.put_stream(shard.key, chunks, size_bytes)
 
-    async def _ship_shard(
-        self, part: Held, override: dict[str, Any], shipped: dict[int, Shard], transfer: Transfer
-    ) -> None:
+    async def _ship_shard(self, part: Held, override: dict[str, Any], shipped: dict[int, Shard]) -> None:
         record = {**part.record(), **override}
         shard = Shard(
             # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
@@ -144,7 +138,7 @@ class Pipeline:
         )
         digest = ImageHash()
         async with self._slots:
-            chunks = stream(part, digest, self._pacer, transfer)
+            chunks = stream(part, digest, self._pacer)
             await self._books.tier.put_stream(shard.key, chunks, shard.size_bytes)
         if digest.hexdigest() != part.image_hash or not part.unchanged():
             await self._books.tier.delete([shard.key])
@@ -177,16 +171,12 @@ class Digest(Protocol):
     def update(self, data: memoryview, /) -> None: ...
 
 
-async def stream(
-    part: Held, digest: Digest, pacer: Pacer, transfer: Transfer | None = None
-) -> AsyncIterator[memoryview]:
-    """An image in chunks; `digest` sees exactly what is handed out, `transfer` how much of it."""
+async def stream(part: Held, digest: Digest, pacer: Pacer) -> AsyncIterator[memoryview]:
+    """An image in chunks; `digest` sees exactly what is handed out."""
     image = part.segment.image(part.sealed.slot)
     for start in range(0, len(image), CHUNK_BYTES):
         chunk = image[start : start + CHUNK_BYTES]
-        held_s = await pacer.take(len(chunk))
-        if transfer is not None:
-            transfer.handed(len(chunk), held_s)
+        await pacer.take(len(chunk))
         if len(chunk) <= _INLINE_HASH_BYTES:
             digest.update(chunk)
             yield chunk

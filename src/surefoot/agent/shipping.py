@@ -7,22 +7,20 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from surefoot.agent.commits import Commits
-from surefoot.agent.deliveries import Deliveries, Delivery, Part
+from surefoot.agent.deliveries import Deliveries, Delivery, Outcomes, Part
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen_desk import FrozenDesk
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
-from surefoot.agent.outcomes import Outcomes
 from surefoot.agent.pins import Pins
 from surefoot.agent.pipeline import Pipeline
-from surefoot.agent.precedence import Newest, Precedence
+from surefoot.agent.precedence import goes_first
 from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.situation import Situation
-from surefoot.agent.speed import Speed
 from surefoot.board import NodeWord
 from surefoot.clock import boot_ns, boot_s
-from surefoot.core.emergency import Forecast, Rest
+from surefoot.core.eviction import Link, Uploads
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest
 from surefoot.errors import (
@@ -73,7 +71,6 @@ class Shipper:
         self._deliveries = Deliveries()
         self._task: asyncio.Task[None] | None = None
         """At work on the running delivery."""
-        self._interrupted: Delivery | None = None
         self._wake = asyncio.Event()
         self._outcomes = Outcomes()
         self._retained_s = 0.0
@@ -85,10 +82,9 @@ class Shipper:
         self._spawn = spawn
         self.rate_bytes_per_s = 0.0
         """At which the last delivery went, from hashing to the commit, pauses included; 0 before there is one."""
-        self._speed = Speed()
+        self._link = Link()
         self._upload_until_s: float | None = None
         """When an eviction's uploads must be done."""
-        self._precedence = Precedence(fleet, journal, self._forecast)
 
     # ------------------------------------------------------------------ what comes in
 
@@ -255,9 +251,10 @@ class Shipper:
                 return
             plan = images.parts[0].segment.plan()
             override = {"trigger": "agent"} if delivery.trigger == "agent" else {}
-            transfer = delivery.begin_transfer()
-            await self._pipeline.ship(images, plan, override, delivery.shipped, transfer)
-            self._speed.note(transfer)
+            size_bytes, begun_s, held_s = delivery.unshipped_bytes(), boot_s(), self._pipeline.held_s
+            delivery.upload = (begun_s, size_bytes)
+            await self._pipeline.ship(images, plan, override, delivery.shipped)
+            self._link.uploaded(size_bytes, boot_s() - begun_s, self._pipeline.held_s - held_s)
             current = self._situation.generation
             manifest = await self._commits.commit(delivery.name, delivery.at, delivery.shipped, current)
         except CorruptError as error:
@@ -345,6 +342,7 @@ class Shipper:
             await self._give_up(delivery, str(error))
             return
         delivery.not_before_s = boot_s() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**delivery.attempt)
+        delivery.upload = None
         self._deliveries.failed(delivery)
         self._wake.set()
 
@@ -382,65 +380,49 @@ class Shipper:
 
     # ------------------------------------------------------------------ what is under way when an eviction comes
 
-    def _forecast(self, newest: Newest) -> Forecast:
-        """What this node knows of the uploads that an eviction is to decide on."""
-        bytes_per_s = self._speed.bytes_per_s
-        rests = [
-            Rest(delivery.name, delivery.at, delivery.left_bytes(bytes_per_s))
-            for delivery in self._deliveries.all()
-            if delivery.complete and not delivery.preempts and not delivery.committed and delivery.at < newest.at
-        ]
-        left_s = None if self._upload_until_s is None else self._upload_until_s - boot_s()
-        newest_bytes = self._bytes_of(newest)
-        return Forecast(newest_bytes, bytes_per_s, left_s, tuple(rests), self._situation.committed)
-
-    def _bytes_of(self, newest: Newest) -> int:
-        """Its images have not all been taken yet, perhaps; how large they are the plan says."""
-        segments = [segment for segment in self._memory.segments if segment.plan_hash == newest.plan]
-        return sum({segment.rank: segment.geometry.image_bytes for segment in segments}.values())
-
     async def _take_precedence(self, delivery: Delivery) -> None:
         """What is older is interrupted, unless it fits into the time left and this does not."""
-        first = await self._precedence.first(Newest(delivery.name, delivery.at, delivery.plan))
+        first = await goes_first(self._fleet, self._journal, delivery.name, delivery.at, self._uploads(delivery))
         if first is not None:
             self._deliveries.favour(first)
-        running = self._deliveries.running
-        # What is committed is only copied to local drives any more.
-        if delivery in self._deliveries.waiting and (first is None or (running is not None and running.committed)):
-            self._preempt_for(delivery)
-
-    def _preempt_for(self, delivery: Delivery) -> None:
         running, task = self._deliveries.running, self._task
-        if running is None or task is None or running.preempts or running.at >= delivery.at:
+        if running is None or task is None or delivery not in self._deliveries.waiting:
             return
-        if running is self._interrupted:
-            # It takes a moment to end: what the tier has begun is taken back.
-            return
-        self._interrupted = running
-        task.cancel()
-        task.add_done_callback(lambda done: self._preempted(done, running))
+        # What is committed is only copied to local drives any more.
+        goes_on = running.preempts or running.at >= delivery.at or (running.at == first and not running.committed)
+        # A task that was cancelled takes a moment to end: what the tier has begun is taken back.
+        if not goes_on and not task.cancelling():
+            task.cancel()
+            task.add_done_callback(lambda done: self._preempted(done, running))
+
+    def _uploads(self, newest: Delivery) -> Uploads:
+        now_s, speed = boot_s(), self._link.bytes_per_s
+        left_s = None if self._upload_until_s is None else self._upload_until_s - now_s
+        if speed is None:
+            return Uploads(None, left_s)
+        older = [d for d in self._deliveries.all() if d.complete and not d.preempts and d.at < newest.at]
+        older_s = {d.at: d.left_s(speed, now_s) for d in older if not d.committed}
+        if self._situation.committed is not None:
+            older_s[self._situation.committed] = 0.0
+        return Uploads(newest.left_s(speed, now_s), left_s, older_s)
 
     def _preempted(self, task: asyncio.Task[None], delivery: Delivery) -> None:
-        self._interrupted = None
         if not task.cancelled():
             return
-        if delivery.committed:
-            self._spare.extend(delivery.parts.items())
-        elif delivery.trigger == "periodic":
-            # What overtook it is newer, and so will be whatever is taken after it.
-            self._forget(delivery)
-        else:
+        if not delivery.committed and delivery.trigger != "periodic":
             # A waiting save() is not forgotten: it is shipped again, should there be time left.
+            delivery.upload = None
             self._deliveries.add(delivery)
-        self._wake.set()
-
-    def _forget(self, delivery: Delivery) -> None:
-        why = "an eviction's newer step took its place"
-        if not delivery.whole_here:
-            # Else the others have all they need from here, and may still commit it.
-            self._commits.give_up(delivery.name, why)
-        self._outcomes.resolve(delivery.at, why)
+            self._wake.set()
+            return
+        if not delivery.committed:
+            why = "an eviction's newer step took its place"
+            if not delivery.whole_here:
+                # Else the others have all they need from here, and may still commit it.
+                self._commits.give_up(delivery.name, why)
+            self._outcomes.resolve(delivery.at, why)
         self._spare.extend(delivery.parts.items())
+        self._wake.set()
 
     def _under_way(self) -> set[StepId]:
         return {delivery.at for delivery in self._deliveries.all()}

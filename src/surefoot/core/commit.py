@@ -6,7 +6,7 @@ the first wins. So the process that took the checkpoint need not live to see it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Generation, Manifest, Shard, Trigger
@@ -61,3 +61,12 @@ def make_manifest(shards: Sequence[Shard], generation: Generation, now: float) -
         created=now,
         shards=tuple(shards),
     )
+
+
+def commit_order(members: Sequence[str], leaving: Collection[str]) -> list[str]:
+    """The order in which agents try to commit a step: those that stay first, then those that leave.
+
+    Only an economy: any of them may commit at any time, and the first wins. Later ones wait for their turn, so that
+    not every node reads every acknowledgement.
+    """
+    return sorted(members, key=lambda member: member in leaving)

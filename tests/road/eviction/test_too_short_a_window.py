@@ -25,7 +25,7 @@ BEGUN_SHARE = 0.5
 """Of the periodic save that has passed the slowest link when the notice comes."""
 WINDOW_SHARE = 0.8
 """Of a save's time, left for uploads after the notice: enough for the other half of the one, not for a whole."""
-PATIENT = {"precedence._DECIDED_WITHIN_S": 20.0, "precedence._FORECAST_WITHIN_S": 10.0}
+PATIENT = {"precedence._REPORTED_WITHIN_S": 20.0}
 """A machine that is busy with other tests is no silent node."""
 
 Nodes = Callable[[int], "Cluster"]
@@ -115,13 +115,9 @@ def test_the_newest_step_does_not_fit(nodes: Nodes, number: int) -> None:
     cluster.evict(WINDOW_SHARE * took_s)
     cluster.save(3, "emergency", wait=False)
     assert cluster.codes() == [74] * number
-    found = cluster.events("unfit")
-    assert {(event["step"], event["first"]) for event in found} == {(3, 2)}
-    for event in found:
-        assert event["bytes"] >= IMAGE_BYTES
-        assert event["needed_s"] == pytest.approx(event["bytes"] / event["bytes_per_s"], rel=0.01)
-        assert event["needed_s"] > event["left_s"]
-        assert 0 <= event["first_bytes"] < number * event["bytes"]
+    (found,) = cluster.events("unfit")
+    assert (found["step"], found["first"]) == (3, 2)
+    assert found["needed_s"] > found["left_s"]
     assert {event["step"] for event in cluster.events("committed")} == {1, 2}
     assert {(event["step"], event["safe"], event["committed"]) for event in cluster.events("evicted")} == {
         (3, False, 2)
