@@ -159,7 +159,7 @@ def _file(one: _Trainer, plan: Plan) -> bytes:
 
 
 def test_a_record_names_what_was_hashed_twice_with_a_step_between(trainer: Make) -> None:
-    """Not before; but one that is waited for names what was hashed once."""
+    """Not before; one that is waited for has it hashed again at once."""
     one = trainer()
     announced = one.begin()
     data = _file(one, one.plan())
@@ -176,6 +176,7 @@ def test_a_record_names_what_was_hashed_twice_with_a_step_between(trainer: Make)
     eager = trainer()
     eager.begin()
     assert eager.named(wait=True) == name
+    assert eager.told() == announced
 
 
 def test_a_write_during_the_hashing_is_never_named(trainer: Make) -> None:
@@ -186,6 +187,17 @@ def test_a_write_during_the_hashing_is_never_named(trainer: Make) -> None:
     assert one.named(wait=True) is None
     assert one.boundary() == []
     assert one.named() is None
+    assert one.silent(), "nothing was named that this write could have made wrong"
+
+
+def test_an_image_that_must_count_does_not_name_what_was_written_to_silently(trainer: Make) -> None:
+    """Neither counter nor time tells: its bytes at this very boundary do."""
+    one = trainer()
+    one.begin()
+    one.base["b"].data.add_(1)
+    one.boundary()
+    assert one.named(wait=True) is None
+    assert one.told()["event"] == "frozen_changed"
 
 
 def test_a_silent_write_is_found_by_the_second_hashing(trainer: Make) -> None:
@@ -225,7 +237,9 @@ def test_a_silent_write_is_found_before_a_save_with_a_tag(trainer: Make) -> None
     one.base["a"].numpy()[77, 99] += 1
     one.boundary()
     assert one.named() is not None, "no counter moved"
-    one.frozen.hash_again()
+    one.frozen.before_save(kept=False)
+    assert one.silent()
+    one.frozen.before_save(kept=True)
     assert one.told()["event"] == "frozen_changed"
     assert one.boundary() == []
     assert one.named() is None

@@ -11,8 +11,10 @@ import asyncio
 import mmap
 import os
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import xxhash
@@ -38,23 +40,15 @@ _LONGEST_PAUSE_S = 20.0
 _AT_ONCE = 2
 
 
-class _Changed(CorruptError):  # noqa: N818 - an answer, not a fault
-    """What was sent is not what was announced."""
-
-
-class _BadCopy(Exception):  # noqa: N818 - an answer, not a fault
-    """A tier's copy cannot be used."""
-
-
+@dataclass(frozen=True, slots=True)
 class _Window:
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._memory = memoryview(mmap.mmap(fd, _WINDOW_BYTES))
+    fd: int
+    memory: memoryview
 
     def pieces(self, file: FrozenFile) -> Iterator[tuple[Body, memoryview]]:
         """A file's pieces in order: what a trainer is told of each, and where it is to stand."""
-        for start in range(0, file.size_bytes, _WINDOW_BYTES):
-            part = self._memory[: min(_WINDOW_BYTES, file.size_bytes - start)]
+        for start in range(0, file.size_bytes, len(self.memory)):
+            part = self.memory[: file.size_bytes - start]
             yield {"start": start, "bytes": len(part)}, part
 
 
@@ -63,7 +57,7 @@ def _window() -> Iterator[_Window]:
     fd = os.memfd_create("frozen", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, _WINDOW_BYTES)
-        yield _Window(fd)
+        yield _Window(fd, memoryview(mmap.mmap(fd, _WINDOW_BYTES)))
     finally:
         os.close(fd)
 
@@ -100,7 +94,7 @@ def _key(ticket: str) -> str:
 
 
 class FrozenSaver:
-    """Uploads of the current crew's frozen files, and who waits for them."""
+    """Brings the current crew's frozen files to every tier."""
 
     def __init__(
         self,
@@ -117,39 +111,31 @@ class FrozenSaver:
         self._spawn = spawn
         self._expected: set[int] = set()
         """Ranks whose frozen file is not durable yet, under the current plan."""
-        self._uploads: dict[int, tuple[FrozenFile, asyncio.Task[None]]] = {}
         self._ready = asyncio.Event()
         self._ready.set()
-        self._changed = asyncio.Event()
-        self._fault: TierError | None = None
-        """What the last try of an upload failed with; None once one went well."""
+        self._uploads: dict[int, tuple[FrozenFile, asyncio.Task[None]]] = {}
+        """What is being brought to the run's place, by rank."""
+        self._one_of_rank: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-
-    # ------------------------------------------------------------------ what comes in
 
     def planned(self, plan: Plan) -> None:
         """A plan stands: until its frozen files are durable, no checkpoint is complete."""
-        self._expected = set(frozen_ranks(plan)) & {worker.rank for worker in self._crew.workers}
-        self._stir()
+        self._expect(set(frozen_ranks(plan)) & {worker.rank for worker in self._crew.workers})
 
     async def announced(self, worker: Worker, body: Body) -> None:
-        """A trainer knows what its frozen file is; or knows it still, and that it is here."""
+        """A trainer knows what its frozen file is; or has found that it is still the same."""
         file = FrozenFile.from_json(body, "frozen")
         self._files.hold(file)
-        if not self._is_coming(file):
-            self._expected.add(worker.rank)
-            self._stop(worker.rank)
+        coming = self._uploads.get(worker.rank)
+        if coming is None or coming[0] != file or coming[1].done():
+            self._stop(worker)
+            self._expect(self._expected | {worker.rank})
             self._uploads[worker.rank] = (file, self._spawn(self._save(worker, file)))
-        self._stir()
 
     def worker_gone(self, worker: Worker) -> None:
         """A trainer ended. What it was sending will not be complete."""
-        self._stop(worker.rank)
-        if not self._crew.workers:
-            self._expected.clear()
-        self._stir()
-
-    # ------------------------------------------------------------------ who waits
+        self._stop(worker)
+        self._expect(self._expected if self._crew.workers else set())
 
     async def ready(self) -> None:
         """Wait until a durable save could be complete: no frozen file is still to be saved."""
@@ -160,84 +146,71 @@ class FrozenSaver:
 
         Raises:
             TierError: a frozen file that is waited for could not be saved just now.
-            CorruptError: a record names no file.
+            CorruptError: a record names no file, or the tensors that it means are others by now.
         """
-        frozen = set(frozen_ranks(images.parts[0].segment.plan()))
-        files = []
+        frozen = frozen_ranks(images.parts[0].segment.plan())
         for part in images.parts:
-            if part.segment.rank in frozen:
+            if (rank := part.segment.rank) in frozen:
                 file = named_by(part.record())
                 if file is None:
-                    return f"the frozen tensors of rank {part.segment.rank} had not been hashed yet"
-                files.append(file)
-        while missing := [file for file in files if not await self._files.is_durable(file)]:
-            if trigger == "periodic":
-                return f"{missing[0].key} is still being saved"
-            if trigger in ("emergency", "agent"):
-                self._say_without(missing, images.at.step)
-                return None
-            if not any(map(self._is_coming, missing)):
-                raise TierError(f"{missing[0].key} is not saved, and no trainer has it any more")
-            self._fault = None
-            self._changed.clear()
-            await self._changed.wait()
-            if self._fault is not None:
-                raise self._fault
+                    return f"the frozen tensors of rank {rank} had not been hashed yet"
+                if await self._files.is_durable(file):
+                    continue
+                if trigger == "periodic":
+                    return f"{file.key} is still being saved"
+                if trigger not in ("emergency", "agent"):
+                    await self._bring(self._crew.worker(rank), file)
+                    continue
+                what = f"step {images.at.step} is committed before {file.key} is saved: it can be resumed only by a "
+                self._journal.record("warning", what=f"{what}script that makes the same frozen tensors by itself")
         return None
 
-    def _is_coming(self, file: FrozenFile) -> bool:
-        return any(saving == file and not task.done() for saving, task in self._uploads.values())
-
-    def _say_without(self, missing: list[FrozenFile], step: int) -> None:
-        names = ", ".join(file.key for file in missing)
-        self._journal.record(
-            "warning",
-            what=f"step {step} is committed before {names} is saved: it can be resumed only by a script that makes the "
-            "same frozen tensors by itself",
-        )
-
-    # ------------------------------------------------------------------ the work
-
     async def _save(self, worker: Worker, file: FrozenFile) -> None:
-        """Bring a file to the run's place, however often that takes, and then to the local drives."""
-        run, *copies = self._files.tiers
+        """Bring a file to the run's place, however many tries that takes, and then to the local drives."""
         attempt = 0
         while True:
             try:
-                if not await self._files.is_durable(file):
-                    await self._put(run, worker, file)
+                await self._bring(worker, file)
                 break
-            except _Changed as error:
-                # The trainer finds out which tensor it was, or announces the file anew.
-                self._journal.record("warning", what=f"{file.key}: {error}")
+            except CorruptError as error:
+                # The trainer hashes again, and gives up what changed or announces the file anew.
+                self._journal.record("warning", what=str(error))
                 return
-            except (TierError, AgentError) as error:
+            except TierError as error:
                 attempt += 1
-                self._failed(file, error, attempt)
+                self._failed(file, self._files.tiers[0].name, error, attempt)
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt))
-        self._expected.discard(worker.rank)
-        self._stir()
-        for tier in copies:
-            try:
-                if not await self._files.is_on(tier, file):
-                    await self._put(tier, worker, file)
-            except (TierError, AgentError, _Changed) as error:
-                # A copy is a short cut: one that fails is said, and left.
-                self._journal.record("frozen_failed", object=file.key, tier="disk", why=str(error), attempt=1)
+        del self._uploads[worker.rank]
+        self._expect(self._expected - {worker.rank})
+        async with self._one_of_rank[worker.rank]:
+            for tier in self._files.tiers[1:]:
+                await self._copy(tier, worker, file)
 
-    def _failed(self, file: FrozenFile, error: TierError | AgentError, attempt: int) -> None:
-        tier = self._files.tiers[0].name
-        self._journal.record("frozen_failed", object=file.key, tier=tier, why=str(error), attempt=attempt)
-        self._fault = error if isinstance(error, TierError) else TierError(f"{file.key}: {error}")
-        self._stir()
+    async def _copy(self, tier: Tier, worker: Worker, file: FrozenFile) -> None:
+        """A copy is a short cut: one that fails is said, and left."""
+        try:
+            if not await self._files.is_on(tier, file):
+                await self._put(tier, worker, file)
+        except (TierError, CorruptError) as error:
+            self._failed(file, "disk", error, 1)
+
+    async def _bring(self, worker: Worker | None, file: FrozenFile) -> None:
+        if worker is None:
+            raise TierError(f"{file.key} is not saved, and the trainer that has it is gone")
+        async with self._one_of_rank[worker.rank]:
+            if not await self._files.is_durable(file):
+                await self._put(self._files.tiers[0], worker, file)
 
     async def _put(self, tier: Tier, worker: Worker, file: FrozenFile) -> None:
         async with self._at_once:
             started_s = boot_s()
             about = {"object": file.key, "tier": tier.name, "bytes": file.size_bytes, "rank": worker.rank}
             self._journal.record("frozen_saving", **about)
-            with _window() as window:
-                await tier.put_stream(file.key, self._sent(worker, file, window), file.size_bytes)
+            try:
+                with _window() as window:
+                    await tier.put_stream(file.key, self._sent(worker, file, window), file.size_bytes)
+            except AgentError as error:
+                raise TierError(f"{file.key}: {error}") from error
             await self._files.saved(tier, file)
             self._journal.record("frozen_saved", **about, seconds=round(boot_s() - started_s, 4))
 
@@ -249,20 +222,22 @@ class FrozenSaver:
             await _ask(worker, "read", {"xxh3_128": file.xxh3_128, **piece}, (window.fd,))
             await asyncio.to_thread(whole.update, part)
             if piece["start"] + len(part) == file.size_bytes and whole.hexdigest() != file.xxh3_128:
-                raise _Changed("its tensors changed while they were sent")
+                raise CorruptError(f"{file.key}: its tensors changed while they were sent")
             yield part
 
-    def _stop(self, rank: int) -> None:
-        upload = self._uploads.pop(rank, None)
-        if upload is not None:
+    def _failed(self, file: FrozenFile, tier: str, error: Exception, attempt: int) -> None:
+        self._journal.record("frozen_failed", object=file.key, tier=tier, why=str(error), attempt=attempt)
+
+    def _stop(self, worker: Worker) -> None:
+        if upload := self._uploads.pop(worker.rank, None):
             upload[1].cancel()
 
-    def _stir(self) -> None:
-        if self._expected:
+    def _expect(self, ranks: set[int]) -> None:
+        self._expected = ranks
+        if ranks:
             self._ready.clear()
         else:
             self._ready.set()
-        self._changed.set()
 
 
 class FrozenStart:
@@ -332,7 +307,7 @@ class FrozenStart:
             try:
                 await self._load_from(tier, rank, file, workers)
                 return tier.name
-            except _BadCopy as error:
+            except CorruptError as error:
                 why = str(error)
                 await self._files.refuse(tier, file, why)
             except ObjectMissingError:
@@ -347,7 +322,7 @@ class FrozenStart:
 
     async def _load_from(self, tier: Tier, rank: int, file: FrozenFile, workers: Sequence[Worker]) -> None:
         if await tier.size(file.key) != file.size_bytes:
-            raise _BadCopy("has another size than was saved")
+            raise CorruptError("has another size than was saved")
         whole = xxhash.xxh3_128()
         with _window() as window:
             for piece, part in window.pieces(file):
@@ -357,7 +332,7 @@ class FrozenStart:
                 )
                 await asyncio.to_thread(whole.update, part)
                 if piece["start"] + len(part) == file.size_bytes and whole.hexdigest() != file.xxh3_128:
-                    raise _BadCopy("has bytes that do not match their hash")
+                    raise CorruptError("has bytes that do not match their hash")
                 await asyncio.gather(
                     *(_ask(worker, "write", {"rank": rank, **piece}, (window.fd,)) for worker in workers)
                 )

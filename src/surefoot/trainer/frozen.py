@@ -5,10 +5,10 @@ One thread does it all, and gives way to those that train. Nothing larger than t
 The rule by which a record names the file:
 
 1. the bytes were hashed, and since before that no version counter has moved: looked at at every boundary;
-2. they were hashed again after at least one more step, and were the same. A save that somebody waits for needs only 1.
+2. they were hashed again, and were the same: one more step later, or at the boundary of an image that must count.
 
-Then they are hashed again every few minutes, and before a save with a tag. A leaf whose bytes are others although its
-counter stood still is given up, and said with the time at which they were last seen right (`frozen_changed`).
+Then they are hashed again every few minutes, and before a last step or a save with a tag. A leaf whose bytes are others
+although its counter stood still is given up; `frozen_changed` says when they were last seen right.
 """
 
 from __future__ import annotations
@@ -118,13 +118,15 @@ class Frozen:
             self._submit(self._hash_again)
         return marked
 
-    def hash_again(self) -> None:
-        """Before a checkpoint that is to be kept: what moved no counter is found now, and given up by `mark`."""
-        if self._hashed is not None:
-            done = threading.Event()
-            self._submit(self._hash_again)
-            self._submit(done.set)
-            done.wait()
+    def before_save(self, *, kept: bool) -> None:
+        """Before the state is looked at for an image that must count: what was written to without moving a counter is
+        found now, and given up by `mark`.
+
+        Args:
+            kept: also if the bytes were hashed twice already.
+        """
+        if self._hashed is not None and (kept or self._confirmed is not self._hashed):
+            self._hash_now()
 
     def digest(self, named: NamedTensor) -> str:
         """Digest of a frozen leaf, to compare it between ranks."""
@@ -161,8 +163,9 @@ class Frozen:
         """
         if wait and self._vouched is None:
             self._identified.wait()
+            self._hash_now()
             hashed = self._hashed
-            if hashed is not None and self._leaves.stand(hashed.stamps):
+            if hashed is not None and hashed is self._confirmed and self._leaves.stand(hashed.stamps):
                 self._vouched = hashed.file
         return self._vouched.to_json() if self._vouched is not None else None
 
@@ -218,6 +221,12 @@ class Frozen:
     def _go_on(self, _data: memoryview) -> None:
         if self._closing.is_set():
             raise _Closed
+
+    def _hash_now(self) -> None:
+        done = threading.Event()
+        self._submit(self._hash_again)
+        self._submit(done.set)
+        done.wait()
 
     def _identify(self, contents: Contents) -> None:
         try:
