@@ -218,7 +218,13 @@ def test_a_silent_write_is_found_by_the_second_hashing(trainer: Make) -> None:
     assert len(one.said) == 1
     assert one.said[0].startswith("m.b is frozen")
     one.boundary(one.plan())
-    assert one.told()["xxh3_128"] != file["xxh3_128"]
+    other = one.told()
+    assert other["xxh3_128"] != file["xxh3_128"]
+    one.boundary()
+    one.boundary()
+    assert one.told() == other
+    one.boundary()
+    assert one.named() == {name: value for name, value in other.items() if name != "op"}
 
 
 def _confirmed(one: _Trainer) -> None:

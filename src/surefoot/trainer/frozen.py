@@ -146,6 +146,7 @@ class Frozen:
             if hashed is not None or coming:
                 return
         self._contents = self._hashed = self._vouched = None
+        self._looks = 0
         if image is None:
             return
         leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank and item.frozen}
@@ -163,10 +164,11 @@ class Frozen:
         """
         if wait and self._vouched is None:
             self._identified.wait()
-            self._hash_now()
             hashed = self._hashed
-            if hashed is not None and hashed is self._confirmed and self._leaves.stand(hashed.stamps):
-                self._vouched = hashed.file
+            if hashed is not None and self._leaves.stand(hashed.stamps):
+                self._hash_now()
+                sure = hashed is self._hashed and hashed is self._confirmed
+                self._vouched = hashed.file if sure and self._leaves.stand(hashed.stamps) else None
         return self._vouched.to_json() if self._vouched is not None else None
 
     def close(self) -> None:
