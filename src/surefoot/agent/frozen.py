@@ -177,6 +177,8 @@ class FrozenSaver:
                 self._journal.record("warning", what=str(error))
                 return
             except TierError as error:
+                if worker.leaving:
+                    return
                 attempt += 1
                 self._failed(file, self._files.tiers[0].name, error, attempt)
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt))
@@ -187,12 +189,13 @@ class FrozenSaver:
                 await self._copy(tier, worker, file)
 
     async def _copy(self, tier: Tier, worker: Worker, file: FrozenFile) -> None:
-        """A copy is a short cut: one that fails is said, and left."""
+        """A copy is a short cut: one that fails is logged, and left. It may end with its trainer."""
         try:
-            if not await self._files.is_on(tier, file):
+            if not worker.leaving and not await self._files.is_on(tier, file):
                 await self._put(tier, worker, file)
         except (TierError, CorruptError) as error:
-            self._failed(file, "disk", error, 1)
+            if not worker.leaving:
+                self._failed(file, "disk", error, 1)
 
     async def _bring(self, worker: Worker | None, file: FrozenFile) -> None:
         if worker is None:

@@ -150,10 +150,12 @@ def test_the_next_copy_is_taken(killed: Callable[..., Lora], tmp_path: Path, und
     good = copy.read_bytes()
     (length,) = struct.unpack("<Q", good[:8])
     flip(copy, 8 + length + 20 * MIB)
-    job.play(total=max(job.commits()[-1] + 3, 20), seed=5, disk=[str(disk)])
+    process = job.start(total=100_000, seed=5, disk=[str(disk)])
+    job.until(lambda: copy.exists() and max(job.steps()) >= 20, "the copy, and enough steps")
+    job.kill(process)
     assert [event["tier"] for event in job.events("quarantined")] == ["disk copy"]
-    _resumed_like(job, undisturbed, 20)
     assert copy.read_bytes() == good
+    _resumed_like(job, undisturbed, 20)
 
 
 @pytest.mark.parametrize("silent", [False, True])
