@@ -62,6 +62,8 @@ class Frozen:
         self._torn: set[str] = set()
         """Leaves into which a copy was written that has not proved good."""
         self._digests: dict[str, tuple[Stamp, str]] = {}
+        self._replacing = threading.Lock()
+        """What was hashed belongs to the contents: they change together."""
         self._contents: Contents | None = None
         self._hashed: Hashed | None = None
         """Of the contents; None until they were read through."""
@@ -145,16 +147,20 @@ class Frozen:
                 self._tell(_announcement(hashed))
             if hashed is not None or coming:
                 return
-        self._contents = self._hashed = self._vouched = None
-        self._looks = 0
-        if image is None:
-            return
-        leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank and item.frozen}
-        leaves = [(leaf_of[box.name], start) for box, start in image.places]
-        places = tuple(Placed(leaf, start, self._leaves.live[leaf]) for leaf, start in leaves)
-        self._contents = contents = Contents(image.header, image.size_bytes, places)
-        self._identified.clear()
-        self._submit(partial(self._identify, contents))
+        contents = None
+        if image is not None:
+            leaf_of = {item.box.name: item.leaf for item in plan.items if item.rank == rank and item.frozen}
+            leaves = [(leaf_of[box.name], start) for box, start in image.places]
+            places = tuple(Placed(leaf, start, self._leaves.live[leaf]) for leaf, start in leaves)
+            contents = Contents(image.header, image.size_bytes, places)
+        with self._replacing:
+            self._contents, self._hashed, self._vouched, self._looks = contents, None, None, 0
+            if contents is None:
+                self._identified.set()
+            else:
+                self._identified.clear()
+        if contents is not None:
+            self._submit(partial(self._identify, contents))
 
     def named(self, *, wait: bool) -> dict[str, Any] | None:
         """What a record says of this rank's frozen file; None if there is none, or it is not sure of it yet.
@@ -231,15 +237,16 @@ class Frozen:
         done.wait()
 
     def _identify(self, contents: Contents) -> None:
+        right_s, hashed = wall_s(), None
         try:
-            right_s = wall_s()
             hashed = self._read_through(contents)
-            if contents is self._contents:
-                self._right_s, self._hashed = right_s, hashed
-                self._tell(_announcement(hashed))
         finally:
-            if contents is self._contents:
-                self._identified.set()
+            with self._replacing:
+                if contents is self._contents:
+                    self._right_s, self._hashed = right_s, hashed
+                    self._identified.set()
+        if hashed is self._hashed:
+            self._tell(_announcement(hashed))
 
     def _hash_again(self) -> None:
         contents, hashed = self._contents, self._hashed
@@ -288,7 +295,7 @@ class Frozen:
         self._tell(answer)
 
     def _compare(self, fields: Fields) -> list[int]:
-        """Saved ranks whose frozen file has other tensors than the script has made, or more than can be told by."""
+        """Saved ranks whose frozen file is wanted: the script has made other tensors, or has but some of the file's."""
         plan = Plan.from_body(fields.mapping("plan"))
         items = needed_by(plan, fields.integer("of_rank"))
         self._offered = {}
