@@ -26,6 +26,7 @@ there is one). The fields beside these, by event:
     frozen_saved       object, tier, bytes, rank, seconds
     frozen_failed      object, tier, why, attempt
     frozen_loaded      bytes, tier, seconds: at a start, those that the script had made differently
+    frozen_changed     object, tensors, since: bytes changed though no version counter moved; last seen right at `since`
     tier_silent        tier, place, what: asked of it, seconds: without a sign of an answer, so far; said once a silence
     tier_answers       tier, place, what, seconds: how long it was silent
     save_waits         step, ranks: of this node, missing: {node: ranks}, silent: nodes that do not say, seconds:
@@ -195,6 +196,10 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
         f"saved frozen tensors on {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s ({e['object']})"
     ),
     "frozen_failed": lambda e: f"saving {e['object']} on {e['tier']} failed (attempt {e['attempt']}): {e['why']}",
+    "frozen_changed": lambda e: (
+        f"{', '.join(e['tensors'])} changed though no version counter moved: checkpoints of the last "
+        f"{e['t'] - e['since']:.0f} s may have the bytes before that, in {e['object']}"
+    ),
     "frozen_loaded": lambda e: (
         f"loaded frozen tensors from {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s"
     ),

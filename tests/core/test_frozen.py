@@ -1,4 +1,4 @@
-"""Frozen tensors: planned apart, described by an index, named by manifests, and deleted only when nobody names them."""
+"""Frozen tensors: planned apart, named by manifests, and deleted only when nobody names them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.core.documents import compact
-from surefoot.core.frozen import (
-    FrozenFile,
-    FrozenIndex,
-    contents_key,
-    files_of,
-    frozen_ranks,
-    named_by,
-    needed_by,
-    unnamed,
-)
-from surefoot.core.layout import StepId, frozen_index_key, frozen_key, parse_frozen
+from surefoot.core.frozen import FrozenFile, files_of, frozen_ranks, named_by, needed_by, unnamed
+from surefoot.core.layout import StepId, frozen_key, parse_frozen
 from surefoot.core.plan import Leaf, Plan, Report, Spread, make_plan
 from surefoot.errors import CorruptError
 
@@ -104,58 +95,23 @@ def _names(image: Any) -> list[str]:
     return [box.name for box, _start in image.places]
 
 
-_INDEX = FrozenIndex(FrozenFile(_H1, 5000), (("a", _H2), ("b", _H3)))
-
-
-def test_an_index_comes_back_by_value() -> None:
-    """An index written and read again is equal; at another file's key it is refused."""
-    assert FrozenIndex.from_bytes(_INDEX.to_bytes(), _INDEX.key) == _INDEX
-    with pytest.raises(CorruptError, match="holds the index of frozen/1"):
-        FrozenIndex.from_bytes(_INDEX.to_bytes(), frozen_index_key(_H2))
-
-
-@given(damaged(_INDEX.to_json()))
-@settings(max_examples=200)
-def test_a_damaged_index_is_corrupt_or_an_index(data: dict[str, Any]) -> None:
-    """One thing changed anywhere: `CorruptError`, or an index that comes back by value."""
-    try:
-        index = FrozenIndex.from_json(data, "x")
-    except CorruptError:
-        return
-    assert FrozenIndex.from_json(index.to_json(), "x") == index
-
-
 @given(json_values)
-def test_any_json_is_no_index_and_names_no_file(value: Any) -> None:
-    """Arbitrary JSON in the place of an index or of a record's file raises `CorruptError` only."""
-    with pytest.raises(CorruptError):
-        FrozenIndex.from_json(value, "x")
+def test_any_json_names_no_file(value: Any) -> None:
+    """Arbitrary JSON in the place of a record's file raises `CorruptError` only."""
     if value is not None:
         with pytest.raises(CorruptError):
             named_by({"frozen": value})
 
 
-def test_an_index_fits_the_plan_whose_tensors_it_lists() -> None:
-    """Names in the file's order and the size must be the plan's."""
-    plan = make_plan([_report(*_BASE)])
-    image = plan.frozen_image(0)
-    assert image is not None
-    index = FrozenIndex(FrozenFile(_H1, image.size_bytes), tuple((name, _H2) for name in _names(image)))
-    assert index.fits(plan, 0)
-    assert not replace(index, tensors=index.tensors[::-1]).fits(plan, 0)
-    assert not replace(index, file=FrozenFile(_H1, image.size_bytes + 4)).fits(plan, 0)
-
-
-def test_contents_are_told_apart_by_header_order_and_digests() -> None:
-    """The key of contents changes with every part of them."""
-    keys = {
-        contents_key(b"h", [_H1, _H2]),
-        contents_key(b"h", [_H2, _H1]),
-        contents_key(b"i", [_H1, _H2]),
-        contents_key(b"h", [_H1]),
-    }
-    assert len(keys) == 4
-    assert contents_key(b"h", iter([_H1, _H2])) == contents_key(b"h", [_H1, _H2])
+@given(damaged(FrozenFile(_H1, 5000).to_json()))
+@settings(max_examples=200)
+def test_a_damaged_name_is_corrupt_or_a_name(data: dict[str, Any]) -> None:
+    """One thing changed anywhere: `CorruptError`, or a file that comes back by value."""
+    try:
+        file = FrozenFile.from_json(data, "x")
+    except CorruptError:
+        return
+    assert FrozenFile.from_json(file.to_json(), "x") == file
 
 
 def _checkpoint(step: int, *hashes: str | None) -> Any:
@@ -187,7 +143,14 @@ def test_only_what_nobody_names_may_go(named: list[list[str | None]], present: s
 
 
 def test_keys_of_frozen_files_are_told_from_others() -> None:
-    """Both keys of a file give its hash; nothing else does."""
-    assert parse_frozen(frozen_key(_H1)) == parse_frozen(frozen_index_key(_H1)) == _H1
-    for key in (f"frozen/{_H1}.ok.json", "frozen/x.json", f"frozen/{'A' * 32}.json", f"plans/{_H1}.json", ""):
+    """The key of a file gives its hash; nothing else does."""
+    assert parse_frozen(frozen_key(_H1)) == _H1
+    for key in (
+        f"frozen/{_H1}.json",
+        f"frozen/{_H1}.ok.json",
+        "frozen/x.json",
+        f"frozen/{'A' * 32}.json",
+        f"plans/{_H1}.json",
+        "",
+    ):
         assert parse_frozen(key) is None

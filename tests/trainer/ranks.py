@@ -115,7 +115,7 @@ class Place:
 
 def registered(**objects: Any) -> Registry:
     """A registry of these objects that must have nothing to say."""
-    registry = Registry(objects, {}, _never)
+    registry = Registry(objects, {}, _never, print)
     registry.register()
     return registry
 

@@ -182,7 +182,7 @@ def copies_that_differ(directory: str) -> dict[str, Any]:
     plan = place.save(registered(x={"t": torch.arange(15.0).view(5, 3) + 100 * rank}))
     tree = {"t": distribute_tensor(torch.zeros(5, 3), init_device_mesh("cpu", (2,)), [Shard(0)])}
     said: list[str] = []
-    registry = Registry({"x": tree}, {}, said.append)
+    registry = Registry({"x": tree}, {}, said.append, print)
     registry.register()
     place.load(registry, plan)
     return {"whole": tree["t"].full_tensor().tolist(), "said": said}

@@ -230,7 +230,7 @@ def test_iterated_by_the_script_itself(kind: str) -> None:
         for stop in [*stops, 5]:
             _seed(saved)
             loader = _MAKERS[kind]()
-            registry = Registry({"train": loader}, {}, print)
+            registry = Registry({"train": loader}, {}, print, print)
             registry.register()
             if saved is not None:
                 position = registry.position_of(loader)

@@ -1,22 +1,16 @@
-"""Which leaves are frozen, what their bytes hash to, and that a change is found and named."""
+"""Which leaves are frozen, and that one that moves is found, named and given up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-import xxhash
 from torch import nn
 
-from surefoot.core.frozen import BLOCK_BYTES, MIN_FROZEN_BYTES
-from surefoot.core.image import Box, build_image
-from surefoot.tensor_hash import FileHash, TensorHash
+from surefoot.core.frozen import MIN_FROZEN_BYTES
 from surefoot.trainer.flatten import Flat, Flattener
-from surefoot.trainer.frozen_bytes import chunks, read, write
-from surefoot.trainer.frozen_leaves import FrozenLeaves, Rotation
-from surefoot.trainer.resting import Resting, resting_addresses
+from surefoot.trainer.frozen_leaves import FrozenLeaves, Resting, resting_addresses, stamp
 
 SIDE = 2304
 """A square of so many 4-byte elements is larger than what is worth a file of its own."""
@@ -28,64 +22,6 @@ def _flat(**tensors: torch.Tensor) -> Flat:
 
 def _addresses(*tensors: torch.Tensor) -> frozenset[int]:
     return frozenset(tensor.data_ptr() for tensor in tensors)
-
-
-def _raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def _digest(data: bytes) -> str:
-    blocks = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
-    return xxhash.xxh3_128_hexdigest(b"".join(xxhash.xxh3_64_digest(block) for block in blocks))
-
-
-@pytest.mark.parametrize("pieces", [1, 7, 1000, BLOCK_BYTES - 1, BLOCK_BYTES, 10 * BLOCK_BYTES])
-def test_a_tensor_hash_does_not_depend_on_the_pieces(pieces: int) -> None:
-    """The digest is that of the blocks of the whole, however the bytes arrive."""
-    size = 1500 if pieces == 1 else 3 * BLOCK_BYTES + 17
-    data = bytes(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).numpy())
-    hashing = TensorHash()
-    for start in range(0, size, pieces):
-        hashing.update(memoryview(data)[start : start + pieces])
-    assert hashing.finish() == _digest(data)
-
-
-@pytest.mark.parametrize("pieces", [5, 4096, 100_000, 1 << 30])
-def test_a_file_hash_gives_each_tensor_its_own(pieces: int) -> None:
-    """From a file's bytes in any pieces: the hash of all, and of each tensor, empty ones too."""
-    shapes = [(5000,), (0,), (70_000,), (3,), (0, 4)] if pieces > 5 else [(50,), (0,), (3,)]
-    boxes = [Box(f"t{n}", "float32", shape, (0,) * len(shape), shape) for n, shape in enumerate(shapes)]
-    image = build_image(boxes, None, 0)
-    body = bytes(torch.randn((image.size_bytes - len(image.header)) // 4).view(torch.uint8).numpy())
-    data = memoryview(image.header + body)
-    hashing = FileHash(image)
-    for start in range(0, len(data), pieces):
-        hashing.update(data[start : start + pieces])
-    whole, digests = hashing.finish()
-    assert whole == xxhash.xxh3_128_hexdigest(data)
-    assert digests == tuple(_digest(bytes(data[start : start + box.size_bytes])) for box, start in image.places)
-
-
-_STRIDED: dict[str, Callable[[], torch.Tensor]] = {
-    "plain": lambda: torch.randn(7, 5, dtype=torch.bfloat16),
-    "transposed": lambda: torch.randn(5, 7).t(),
-    "permuted": lambda: torch.randn(3, 4, 5).permute(2, 0, 1),
-    "bool": lambda: torch.randint(0, 2, (40,)).bool(),
-    "fp8": lambda: torch.randn(4, 6).to(torch.float8_e4m3fn),
-    "every other row": lambda: torch.randn(12, 3)[::2],
-}
-
-
-@pytest.mark.parametrize("kind", _STRIDED)
-def test_bytes_are_read_and_written_in_place(kind: str) -> None:
-    """Any stretch of a tensor of any strides reads as its row-major bytes, and what is written is read again."""
-    tensor = _STRIDED[kind]()
-    raw = _raw(tensor)
-    assert b"".join(bytes(chunk) for chunk in chunks(tensor)) == raw
-    for start, stop in ((0, len(raw)), (1, 3), (5, 9), (len(raw) - 1, len(raw))):
-        assert bytes(read(tensor, start, stop)) == raw[start:stop]
-    write(tensor, 3, memoryview(bytearray(b"\1\0\1\0")))
-    assert _raw(tensor) == raw[:3] + b"\1\0\1\0" + raw[7:]
 
 
 class _Net(nn.Module):
@@ -147,7 +83,7 @@ def _never(what: str) -> None:
 
 
 def _watched(**tensors: torch.Tensor) -> tuple[FrozenLeaves, Callable[[], list[str]], list[str]]:
-    """Leaves that are frozen and hashed, a look that tells which still are, and what was warned of."""
+    """Leaves that were looked at once, a look that tells which are frozen now, and what was warned of."""
     said: list[str] = []
     leaves = FrozenLeaves(said.append)
 
@@ -155,70 +91,59 @@ def _watched(**tensors: torch.Tensor) -> tuple[FrozenLeaves, Callable[[], list[s
         marked = leaves.mark(_flat(**tensors), _addresses(*tensors.values()))
         return [named.name for named in marked.tensors if named.frozen]
 
-    look()
-    for name, tensor in leaves.live.items():
-        leaves.hash(name, tensor)
+    assert look() == [f"m.{name}" for name in tensors]
     return leaves, look, said
 
 
-def test_an_average_is_found_out_at_the_next_look() -> None:
-    """Of many leaves, those that change everywhere are named at once, all of them, and the others stay."""
-    still = {f"w{number}": torch.randn(SIDE, 20) for number in range(100)}
-    moving = {f"z{number}": torch.randn(SIDE, 20) for number in range(9)}
-    _leaves, look, said = _watched(**still, **moving)
-    for _ in range(10):
-        assert len(look()) == 109
-    for tensor in moving.values():
-        tensor.mul_(1.01)
-    assert look() == [f"m.w{number}" for number in range(100)]
-    assert sorted(what.split(" ")[0] for what in said) == [f"m.z{number}" for number in range(9)]
-    assert len(look()) == 100, "given up for good, and only these"
+_WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda tensor: tensor.mul_(1.01),
+    "one element": lambda tensor: tensor.view(-1)[123_456].add_(1),
+    "of a detached alias": lambda tensor: tensor.detach().zero_(),
+    "foreach": lambda tensor: torch._foreach_mul_([tensor], 0.5),
+    "from another place": lambda tensor: setattr(tensor, "data", tensor.data.clone()),
+}
 
 
-def test_a_change_in_one_place_is_found_by_and_by() -> None:
-    """One changed element, anywhere, is found within as many looks as there are blocks."""
-    for place in (0, 123_456, SIDE * SIDE - 1):
-        weight = torch.randn(SIDE, SIDE)
-        _leaves, look, said = _watched(weight=weight)
-        weight.view(-1)[place] += 1
-        blocks = -(-weight.nbytes // BLOCK_BYTES)
-        looks = next(number for number in range(1, blocks + 1) if look() == [])
-        assert 1 <= looks <= blocks
-        assert said == [
-            "m.weight is frozen (requires_grad is off, and no registered optimizer has it), but its bytes changed: "
-            "from here on it is saved with every step"
-        ]
-
-
-def test_two_readings_that_differ_give_a_leaf_up() -> None:
-    """A leaf that was read twice with two results is no longer marked, even if no sample would show it."""
-    weight = torch.randn(SIDE, SIDE)
-    leaves, look, said = _watched(weight=weight)
-    weight[7, 7] += 1
-    leaves.hash("m.weight", weight)
-    assert look() == []
+@pytest.mark.parametrize("write", _WRITES)
+def test_what_moves_is_given_up_at_the_next_look(write: str) -> None:
+    """A leaf that was written to by any ordinary operation, or lies elsewhere, is named and ordinary for good."""
+    still, moving = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+    leaves, look, said = _watched(still=still, moving=moving)
+    assert look() == ["m.still", "m.moving"]
+    then = {name: stamp(tensor) for name, tensor in leaves.live.items()}
+    assert leaves.stand(then)
+    _WRITES[write](moving)
+    assert not leaves.stand(then)
+    assert look() == ["m.still"]
+    assert not leaves.stand(then)
+    assert said == [
+        "m.moving is frozen (requires_grad is off, and no registered optimizer has it), but it was written to: "
+        "from here on it is saved with every step"
+    ]
+    assert look() == ["m.still"]
     assert len(said) == 1
 
 
-def test_a_leaf_that_was_loaded_anew_is_not_suspected() -> None:
-    """Bytes that are replaced on purpose are the leaf's bytes from then on."""
-    weight = torch.randn(SIDE, SIDE)
-    leaves, look, said = _watched(weight=weight)
-    weight.normal_()
-    hashing = TensorHash()
-    for chunk in chunks(weight):
-        hashing.update(chunk)
-    leaves.learn("m.weight", weight, hashing, anew=True)
-    for _ in range(5):
-        assert look() == ["m.weight"]
-    assert said == []
+def test_a_suspect_is_given_up_at_the_next_look() -> None:
+    """A leaf that was found changed otherwise is treated like one whose counter moved."""
+    still, other = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+    leaves, look, said = _watched(still=still, other=other)
+    leaves.suspect("m.other")
+    assert look() == look() == ["m.still"]
+    assert len(said) == 1
 
 
-def test_the_rotation_meets_every_block_once_a_round() -> None:
-    """Whatever the sizes, each block of each leaf is met exactly once in as many turns as there are blocks."""
-    for counts in ({"a": 1}, {"a": 5, "b": 1, "c": 30}, {"a": 2, "b": 2}, {f"l{n}": n for n in range(1, 12)}):
-        rotation = Rotation()
-        total = sum(counts.values())
-        met: list[Any] = [rotation.next(dict(counts)) for _ in range(total)]
-        assert sorted(met) == sorted((name, number) for name, count in counts.items() for number in range(count))
-    assert Rotation().next({}) is None
+def test_what_was_trained_in_between_is_seen_anew() -> None:
+    """A leaf that was no candidate for a while may have changed then; so may all that was loaded."""
+    still, other = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+    leaves = FrozenLeaves(_never)
+    flat = _flat(still=still, other=other)
+    leaves.mark(flat, _addresses(still, other))
+    leaves.mark(flat, _addresses(still))
+    other.add_(1)
+    leaves.mark(flat, _addresses(still, other))
+    assert sorted(leaves.live) == ["m.other", "m.still"]
+    still.add_(1)
+    leaves.forget()
+    leaves.mark(flat, _addresses(still, other))
+    assert sorted(leaves.live) == ["m.other", "m.still"]

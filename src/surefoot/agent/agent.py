@@ -14,9 +14,8 @@ from surefoot.agent.control import Server
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.frozen import FrozenSaver, FrozenStart
 from surefoot.agent.frozen_files import FrozenFiles
-from surefoot.agent.frozen_start import FrozenStart
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
@@ -88,8 +87,7 @@ class Agent:
         pacer = Pacer(config.cadence.max_bytes_per_s)
         pipeline = Pipeline(books, disks, pacer, self._situation.set_phase)
         frozen_files = FrozenFiles(books, disks, journal)
-        self._frozen = FrozenDesk(self._crew, self._memory, frozen_files, pacer, journal, self.spawn)
-        frozen_start = FrozenStart(self._crew, self._frozen, frozen_files, journal)
+        self._frozen = FrozenSaver(self._crew, frozen_files, pacer, journal, self.spawn)
         needs = NeedsDesk(self._crew)
         keeper = Keeper(books, disks, frozen_files, journal)
         self._twins = Twins(home, self._fleet, self._memory, self._say)
@@ -141,7 +139,6 @@ class Agent:
             self._hasher,
             self._eviction,
             self._frozen,
-            frozen_start,
             needs,
             self._situation,
             journal,
@@ -154,7 +151,7 @@ class Agent:
             books,
             disks,
             self._memory,
-            frozen_start,
+            FrozenStart(self._crew, frozen_files, journal),
             needs,
             PeerDrives(self._fleet, disks, self._say),
             journal,

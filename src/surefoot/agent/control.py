@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from surefoot.errors import SurefootError, WireError
+from surefoot.errors import SurefootError
 from surefoot.wire import Body, Frame, peer_pid, receive_async, send_async
 
 _BACKLOG = 256
@@ -21,7 +21,6 @@ class Link:
         self.pid = pid
         self._sock = sock
         self._sending = asyncio.Lock()
-        self._released = asyncio.Event()
 
     async def send(self, body: Body, fds: tuple[int, ...] = ()) -> bool:
         """Send a frame. False if the other side is gone, which its own `receive` loop hears of."""
@@ -42,48 +41,8 @@ class Link:
         except OSError:
             return None
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill `buffer` with the raw bytes that follow a frame.
-
-        Raises:
-            WireError: the other side is gone before it is full.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            while len(buffer):
-                count = await loop.sock_recv_into(self._sock, buffer)
-                if count == 0:
-                    raise WireError("the connection ended in the middle of what was sent")
-                buffer = buffer[count:]
-        except OSError as error:
-            raise _cut(error) from error
-
-    async def send_bytes(self, data: memoryview) -> None:
-        """Send raw bytes after a frame.
-
-        Raises:
-            WireError: the other side is gone.
-        """
-        try:
-            async with self._sending:
-                await asyncio.get_running_loop().sock_sendall(self._sock, data)
-        except OSError as error:
-            raise _cut(error) from error
-
-    async def released(self) -> None:
-        """Wait until whoever this connection was handed to is done with it."""
-        await self._released.wait()
-
-    def release(self) -> None:
-        """Done with it: it may be closed."""
-        self._released.set()
-
     def close(self) -> None:
         self._sock.close()
-
-
-def _cut(error: OSError) -> WireError:
-    return error if isinstance(error, WireError) else WireError(f"the connection broke off: {error}")
 
 
 Handler = Callable[[Link, Body, list[int]], Awaitable[None]]

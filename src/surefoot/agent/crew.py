@@ -199,6 +199,7 @@ class Crew:
     def hung_up(self, worker: Worker) -> None:
         """A trainer's connection ended. Its process is watched by its pidfd; this only matters after a goodbye."""
         worker.left = worker.leaving
+        _end_answers(worker, "hung up")
         self.changed.set()
 
     def _forget(self, worker: Worker) -> None:
@@ -210,15 +211,20 @@ class Crew:
         self._forget(worker)
         if self._launcher_pidfd >= 0 and (worker.failed or not worker.leaving):
             _end_group(worker.pid)
-        for future in worker.answers.values():
-            if not future.done():
-                future.set_exception(AgentError(f"rank {worker.rank} died"))
+        _end_answers(worker, "died")
         self.changed.set()
         self._on_gone(worker)
 
     def _kill(self, worker: Worker) -> None:
         if self._workers.get(worker.rank) is worker:
             signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+
+
+def _end_answers(worker: Worker, why: str) -> None:
+    """What it was asked is answered by nobody."""
+    for future in worker.answers.values():
+        if not future.done():
+            future.set_exception(AgentError(f"rank {worker.rank} {why}"))
 
 
 def _end_group(pid: int) -> None:

@@ -1,24 +1,17 @@
-"""Frozen files on tiers: which are there, what is in them, and which must not be trusted."""
+"""Frozen files on tiers: which are there, and which must not be trusted."""
 
 from __future__ import annotations
 
-import asyncio
-import mmap
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
 from surefoot.clock import boot_s, wall_s
-from surefoot.core.frozen import FrozenFile, FrozenIndex, unnamed
-from surefoot.core.image import Image
-from surefoot.core.layout import FROZEN, frozen_index_key, frozen_key, parse_frozen, quarantine_key
+from surefoot.core.frozen import FrozenFile, unnamed
+from surefoot.core.layout import FROZEN, frozen_key, parse_frozen, quarantine_key
 from surefoot.core.manifest import Manifest
-from surefoot.core.plan import Plan
-from surefoot.errors import CorruptError, ObjectMissingError, TierError
-from surefoot.tensor_hash import FileHash
+from surefoot.errors import ObjectMissingError, TierError
 from surefoot.tiers.base import Tier
-
-CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class FrozenFiles:
@@ -30,7 +23,6 @@ class FrozenFiles:
         self._journal = journal
         self._durable: set[FrozenFile] = set()
         """Found on the run's URI; only this agent deletes them."""
-        self._indexes: dict[str, FrozenIndex] = {}
         self._held: set[str] = set()
         """Hashes that trainers of this launch announced."""
         self._unnamed_since_s: dict[str, float] = {}
@@ -91,64 +83,6 @@ class FrozenFiles:
         except TierError as error:
             self._journal.record("warning", what=f"a bad copy could not be removed: {error}")
 
-    # ------------------------------------------------------------------ indexes
-
-    async def put_index(self, index: FrozenIndex) -> None:
-        """Say what is in a file, BEFORE the first checkpoint that names it. Its bytes follow from the file's."""
-        if self._indexes.get(index.file.xxh3_128) != index:
-            await self._books.tier.put(index.key, index.to_bytes())
-            self._indexes[index.file.xxh3_128] = index
-
-    async def index(self, file: FrozenFile, plan: Plan, rank: int) -> FrozenIndex | None:
-        """What is in a file; read from the file itself where the index is lost. None if that cannot be told.
-
-        Raises:
-            TierError: the run's URI does not answer.
-        """
-        known = self._indexes.get(file.xxh3_128) or await self._read_index(file)
-        if known is None or known.file != file or not known.fits(plan, rank):
-            known = await self._rebuilt(file, plan, rank)
-        if known is not None:
-            self._indexes[file.xxh3_128] = known
-        return known
-
-    async def _read_index(self, file: FrozenFile) -> FrozenIndex | None:
-        key = frozen_index_key(file.xxh3_128)
-        try:
-            return FrozenIndex.from_bytes(await self._books.tier.get(key), key)
-        except ObjectMissingError:
-            return None
-        except CorruptError as error:
-            self._journal.record("quarantined", object=key, tier=self._books.tier.name, why=str(error))
-            return None
-
-    async def _rebuilt(self, file: FrozenFile, plan: Plan, rank: int) -> FrozenIndex | None:
-        image = plan.frozen_image(rank)
-        if image is None or image.size_bytes != file.size_bytes:
-            return None
-        for tier in self.near:
-            if not await self._has(tier, file):
-                continue
-            hashing = FileHash(image)
-            async for chunk in read_through(tier, file):
-                await asyncio.to_thread(hashing.update, chunk)
-            whole, digests = hashing.finish()
-            if whole != file.xxh3_128:
-                await self.refuse(tier, file, "its bytes do not match their hash")
-                continue
-            index = index_of(file, image, digests)
-            await self._books.tier.put(index.key, index.to_bytes())
-            return index
-        return None
-
-    async def _has(self, tier: Tier, file: FrozenFile) -> bool:
-        try:
-            return await self.is_on(tier, file)
-        except TierError:
-            if self.is_authority(tier):
-                raise
-            return False
-
     async def _is_quarantined(self, file: FrozenFile) -> bool:
         try:
             await self._books.tier.size(quarantine_key(file.key))
@@ -181,22 +115,3 @@ class FrozenFiles:
             await self._disks.delete([frozen_key(each) for each in sorted(due)])
         await self._books.tier.delete([key for key, found in present.items() if found in due])
         return sum(entry.size_bytes for entry in listed if present.get(entry.key) in due)
-
-
-def index_of(file: FrozenFile, image: Image, digests: Iterable[str]) -> FrozenIndex:
-    names = (box.name for box, _start in image.places)
-    return FrozenIndex(file, tuple(zip(names, digests, strict=True)))
-
-
-async def read_through(tier: Tier, file: FrozenFile) -> AsyncIterator[memoryview]:
-    """A file's bytes in order; each piece is good until the next is asked for.
-
-    Raises:
-        ObjectMissingError: it is not there.
-        TierError: the tier failed, or the file is shorter.
-    """
-    buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
-    for start in range(0, file.size_bytes, CHUNK_BYTES):
-        part = buffer[: min(CHUNK_BYTES, file.size_bytes - start)]
-        await tier.read_into(file.key, start, part)
-        yield part

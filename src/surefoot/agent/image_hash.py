@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from array import array
+
 import xxhash
 
 from surefoot.core.block_sums import SUM_BLOCK_BYTES, BlockSums
-from surefoot.tensor_hash import BlockHash
+
+
+class BlockHash:
+    """xxh3-64 of each block of some bytes."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self.blocks = array("Q")
+        """Of each whole block so far."""
+        self._open = xxhash.xxh3_64()
+        self._open_bytes = 0
+
+    def update(self, data: memoryview) -> None:
+        """The next bytes, any number of them. Lets other threads run."""
+        while len(data):
+            room = self._block_bytes - self._open_bytes
+            part, data = data[:room], data[room:]
+            if len(part) == self._block_bytes:
+                self.blocks.append(xxhash.xxh3_64_intdigest(part))
+                continue
+            self._open.update(part)
+            self._open_bytes += len(part)
+            if self._open_bytes == self._block_bytes:
+                self._close_block()
+
+    def finish(self) -> array[int]:
+        """The blocks, once all bytes have passed; the last may be a short one."""
+        if self._open_bytes:
+            self._close_block()
+        return self.blocks
+
+    def _close_block(self) -> None:
+        self.blocks.append(self._open.intdigest())
+        self._open.reset()
+        self._open_bytes = 0
 
 
 class ImageHash:

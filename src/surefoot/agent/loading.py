@@ -16,7 +16,7 @@ import xxhash
 from surefoot.agent.books import Books
 from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen_start import FrozenStart
+from surefoot.agent.frozen import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.agent.needs import Needs, NeedsDesk

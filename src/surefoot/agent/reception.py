@@ -11,8 +11,7 @@ from surefoot.agent.control import Link
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.eviction import Eviction
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen_desk import FrozenDesk
-from surefoot.agent.frozen_start import FrozenStart
+from surefoot.agent.frozen import FrozenSaver, answered
 from surefoot.agent.hasher import Hasher
 from surefoot.agent.journal import Journal
 from surefoot.agent.leftovers import Leftovers
@@ -57,8 +56,7 @@ class Reception:
         leftovers: Leftovers,
         hasher: Hasher,
         eviction: Eviction,
-        frozen: FrozenDesk,
-        frozen_start: FrozenStart,
+        frozen: FrozenSaver,
         needs: NeedsDesk,
         situation: Situation,
         journal: Journal,
@@ -75,7 +73,6 @@ class Reception:
         self._leftovers = leftovers
         self._hasher = hasher
         self._eviction = eviction
-        self._frozen = frozen
         self._situation = situation
         self._journal = journal
         self._grace_s = grace_s
@@ -99,8 +96,7 @@ class Reception:
             "need_slot": self._need_slot,
             "bye": self._bye,
             "frozen": frozen.announced,
-            "frozen_gone": frozen.gone,
-            "frozen_checked": frozen_start.checked,
+            "frozen_done": answered,
             "needs": needs.answered,
         }
 
@@ -111,8 +107,6 @@ class Reception:
             await self._serve_trainer(link, first, fds)
         elif role == "supervisor":
             await self._serve_supervisor(link)
-        elif role == "frozen":
-            await self._frozen.serve(link, first)
         elif role == "cli":
             await self._serve_command(link, first)
         else:

@@ -6,7 +6,7 @@ import asyncio
 from math import inf
 
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.frozen import FrozenSaver
 from surefoot.agent.journal import Journal
 from surefoot.board import Board, NodeWord
 from surefoot.clock import boot_s
@@ -16,7 +16,7 @@ from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 class SaveClock:
     """One wish at a time: the next is made when the save that it led to has ended, well or not."""
 
-    def __init__(self, fleet: Fleet, frozen: FrozenDesk, board: Board, journal: Journal, cadence: Cadence) -> None:
+    def __init__(self, fleet: Fleet, frozen: FrozenSaver, board: Board, journal: Journal, cadence: Cadence) -> None:
         self._fleet = fleet
         self._frozen = frozen
         self._board = board

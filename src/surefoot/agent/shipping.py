@@ -9,7 +9,7 @@ from typing import Any
 from surefoot.agent.commits import Commits
 from surefoot.agent.deliveries import Deliveries, Delivery, Outcomes, Part
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen_desk import FrozenDesk
+from surefoot.agent.frozen import FrozenSaver
 from surefoot.agent.journal import Journal
 from surefoot.agent.keeper import Keeper
 from surefoot.agent.memory import Held, ImageSet, Memory
@@ -50,7 +50,7 @@ class Shipper:
         commits: Commits,
         pins: Pins,
         keeper: Keeper,
-        frozen: FrozenDesk,
+        frozen: FrozenSaver,
         journal: Journal,
         situation: Situation,
         clock: SaveClock,

@@ -13,7 +13,6 @@ written and what is looked for cannot drift apart.
       rank-00003-a3f2.ok.json           that shard's acknowledgement
     commits/00001200-g0007.json         manifest
     frozen/<hash>.safetensors           tensors that never change
-    frozen/<hash>.json                  what is in that file
     events/<node>-<start>-<8 hex>-NNNN.jsonl    the ledger's input
     quarantine/<key with / as ~>.json   a copy that must not be used again, and why
 """
@@ -46,7 +45,7 @@ _COMMIT = re.compile(rf"commits/{_AT}\.json")
 _SHARD = re.compile(rf"{_PIECE}\.safetensors")
 _ACK = re.compile(rf"{_PIECE}\.ok\.json")
 _PLAN = re.compile(r"plans/([0-9a-f]{32})\.json")
-_FROZEN = re.compile(r"frozen/([0-9a-f]{32})\.(?:safetensors|json)")
+_FROZEN = re.compile(r"frozen/([0-9a-f]{32})\.safetensors")
 _ROUND = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 _NODE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _AGENT = re.compile(rf"agents/({_ROUND.pattern})/({_NODE.pattern})\.json")
@@ -127,10 +126,6 @@ def frozen_key(xxh3_128: str) -> str:
     return f"{FROZEN}{xxh3_128}.safetensors"
 
 
-def frozen_index_key(xxh3_128: str) -> str:
-    return f"{FROZEN}{xxh3_128}.json"
-
-
 def events_key(node: str, start_s: int, writer: str, part: int) -> str:
     """`writer` is drawn at random: machines and containers may share a name, and agents may start in one second."""
     return f"{EVENTS}{node}-{start_s}-{writer}-{part:04d}.jsonl"
@@ -182,7 +177,7 @@ def parse_plan(key: str) -> str | None:
 
 
 def parse_frozen(key: str) -> str | None:
-    """The hash of the frozen file that a key belongs to: the file's own, or that of what is said of it."""
+    """The hash of the file that a key names."""
     match = _FROZEN.fullmatch(key)
     return match[1] if match else None
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from surefoot.core.frozen import FrozenFile, FrozenIndex, files_of
+from surefoot.core.frozen import FrozenFile, files_of
 from surefoot.core.image import Image
-from surefoot.core.layout import frozen_index_key
 from surefoot.core.manifest import Manifest
 from surefoot.core.plan import Plan
 from surefoot.errors import CorruptError
 from surefoot.inspect.progress import Progress
 from surefoot.inspect.shards import check_bytes
-from surefoot.tensor_hash import FileHash
 from surefoot.tiers.base import Tier
 
 
@@ -31,8 +29,8 @@ def image_of(file: FrozenFile, manifest: Manifest, plan: Plan | None) -> Image |
     return None if rank is None else plan.frozen_image(rank)
 
 
-async def check_frozen(tier: Tier, file: FrozenFile, image: Image | None, progress: Progress) -> tuple[str, ...] | None:
-    """Read a frozen file through; returns the digests of its tensors, None without a layout.
+async def check_frozen(tier: Tier, file: FrozenFile, image: Image | None, progress: Progress) -> None:
+    """Read a frozen file through.
 
     Raises:
         CorruptError: with what is wrong.
@@ -42,32 +40,4 @@ async def check_frozen(tier: Tier, file: FrozenFile, image: Image | None, progre
     if image is not None and image.size_bytes != file.size_bytes:
         raise CorruptError(f"has {file.size_bytes} bytes, its plan needs {image.size_bytes}")
     header = image.header if image is not None else b""
-    hashing = FileHash(image) if image is not None else None
-    await check_bytes(
-        tier,
-        file.key,
-        file.size_bytes,
-        file.xxh3_128,
-        header,
-        progress,
-        hashing.update if hashing is not None else None,
-    )
-    return hashing.finish()[1] if hashing is not None else None
-
-
-async def check_index(tier: Tier, file: FrozenFile, image: Image | None, digests: tuple[str, ...] | None) -> None:
-    """Read what is said of a frozen file, and compare it with what was found there.
-
-    Raises:
-        CorruptError: it is damaged, or says something else.
-        ObjectMissingError: it is not there.
-        TierError: the tier failed to answer.
-    """
-    key = frozen_index_key(file.xxh3_128)
-    index = FrozenIndex.from_bytes(await tier.get(key), key)
-    if index.file != file:
-        raise CorruptError(f"speaks of {index.file.size_bytes} bytes, the checkpoint of {file.size_bytes}")
-    if image is not None and digests is not None:
-        names = (box.name for box, _start in image.places)
-        if index.tensors != tuple(zip(names, digests, strict=True)):
-            raise CorruptError("does not say of its file what is in it")
+    await check_bytes(tier, file.key, file.size_bytes, file.xxh3_128, header, progress)

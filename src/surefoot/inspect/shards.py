@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import xxhash
 
+from surefoot.agent.image_hash import BlockHash
 from surefoot.core.frozen import named_by
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import CorruptError
 from surefoot.inspect.progress import Progress
-from surefoot.tensor_hash import BlockHash
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from surefoot.agent.books import Books
 from surefoot.core.frozen import FrozenFile
-from surefoot.core.layout import EVENTS, StepId, commit_key, frozen_index_key, generation_key, plan_key
+from surefoot.core.layout import EVENTS, StepId, commit_key, generation_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
 from surefoot.inspect.checkpoints import resolve
-from surefoot.inspect.frozen import check_frozen, check_index, image_of, needed_files
+from surefoot.inspect.frozen import check_frozen, image_of, needed_files
 from surefoot.inspect.ledger import committed_steps, missing_commits
 from surefoot.inspect.problems import Findings, Problem
 from surefoot.inspect.progress import Progress, Silent
@@ -184,9 +184,7 @@ class _Verification:
         findings = Findings()
         images = (image_of(file, manifest, plans.get(manifest.plan)) for manifest in naming)
         image = next((image for image in images if image is not None), None)
-        digests = await findings.attempt(file.key, check_frozen(self._tier, file, image, self._progress))
-        key = frozen_index_key(file.xxh3_128)
-        await findings.attempt(key, check_index(self._tier, file, image, digests))
+        await findings.attempt(file.key, check_frozen(self._tier, file, image, self._progress))
         if findings.problems and any([await self._still_stands(manifest) for manifest in naming]):
             for problem in findings.problems:
                 self._findings.add(problem.object, problem.what, fault=problem.fault)

@@ -108,6 +108,8 @@ class Boundary:
         self._taker.settle()
         self._registry.check_habits()
         self._taker.watch(self._registry.optimizers())
+        if saves or last:
+            self._registry.frozen.before_save(kept=last or any(save.tag is not None for save in saves))
         flat = self._registry.flatten()
         self._drift = self._stager is not None and flat.signature() != self._signature
         agreed = self._agreement.settle(self._vector)

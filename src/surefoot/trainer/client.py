@@ -120,14 +120,6 @@ class AgentClient:
             if self._sock is not None:
                 wire.send(self._sock, body)
 
-    def connect(self) -> socket.socket:
-        """A connection of its own, beside the watcher's: for bytes in bulk.
-
-        Raises:
-            OSError: there is no agent just now.
-        """
-        return wire.connect(self._path, 10.0)
-
     def event(self, kind: str, **fields: Any) -> None:
         """Have the agent note an event."""
         self.tell({"op": "event", "event": kind, "fields": fields})

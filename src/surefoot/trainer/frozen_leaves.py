@@ -1,212 +1,150 @@
-"""Frozen leaves: which of a trainer's tensors never change, what their bytes hash to, and whether they still do.
+"""Frozen leaves: which of a trainer's tensors nothing registered changes, and whether they have stood still so far.
 
-Frozen is a module's parameter without `requires_grad` that is in no registered optimizer. Nothing can prove that the
-script does not write to it (an average of weights looks just like it), so it is watched: at every boundary one block,
-each time another, and the first bytes of some leaves, each time others, are compared with their hashes; right after the
-hashing, those of all. A leaf that changed is an ordinary one for good.
+Frozen is a module's parameter without `requires_grad` that is in no registered optimizer. Nothing proves that the
+script leaves it alone, so its version counter is looked at at every boundary. A leaf that moved is ordinary for good.
+Writes that move no counter (through `.data` or NumPy) are found by hashing again (`trainer/frozen.py`).
 """
 
 from __future__ import annotations
 
-import threading
-from array import array
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import gcd
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from surefoot.clock import boot_s
-from surefoot.core.frozen import BLOCK_BYTES, MIN_FROZEN_BYTES
-from surefoot.tensor_hash import TensorHash, block_hash
+from surefoot.core.frozen import MIN_FROZEN_BYTES
 from surefoot.trainer.flatten import Flat, NamedTensor
-from surefoot.trainer.frozen_bytes import beside_the_training, chunks, read
+from surefoot.trainer.sharded import local_of
 
-_HEAD_BYTES = 4096
-"""An average of weights changes nearly everywhere, so a few bytes of it will do."""
-_HEADS_AT_ONCE = 32
-_TRIALS = 3
-"""Boundaries after a hashing at which the heads of all leaves are compared."""
-_BLOCKS_OF_A_SUSPECT = 4
-"""Looked at in every other leaf once one has changed."""
-_ACCELERATOR_EVERY_S = 1.0
-"""Reading an accelerator's memory costs the training thread a wait."""
+Stamp = tuple[int, int]
+"""Where a tensor's bytes lie, and its version counter: equal as long as no ordinary operation wrote to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a leaf's bytes hash to."""
-
-    digest: str
-    blocks: array[int]
-    head: int
-    """Hash of the first bytes."""
+def stamp(tensor: torch.Tensor) -> Stamp:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 class FrozenLeaves:
-    """Called by the training thread, but for `hash` and `known`, which any thread may call."""
+    """Called by the training thread, but for `suspect`."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._moving: set[str] = set()
         """Leaves that were seen to change."""
         self._suspects: set[str] = set()
-        """Leaves of which another thread saw two different contents."""
-        self._known: dict[str, Known] = {}
-        self._lock = threading.Lock()
-        self._rotation = Rotation()
-        self._trials = 0
-        self._turn = 0
-        self._looked_s = 0.0
+        self._stamps: dict[str, Stamp] = {}
         self.live: dict[str, torch.Tensor] = {}
         """The frozen leaves as of the last boundary."""
 
     def mark(self, flat: Flat, resting: frozenset[int]) -> Flat:
-        """The same state with its frozen leaves marked; watches those that have been hashed."""
-        if not resting:
+        """The same state with its frozen leaves marked: those that have stood still since they were first seen."""
+        found = self._found(flat, resting) if resting else {}
+        stamps = {name: stamp(tensor) for name, tensor in found.items()}
+        changed = {name for name, now in stamps.items() if self._stamps.get(name, now) != now}
+        changed |= self._suspects & found.keys()
+        self._thaw(changed)
+        self._stamps = {name: now for name, now in stamps.items() if name not in changed}
+        self.live = {name: tensor for name, tensor in found.items() if name not in changed}
+        if sum(tensor.nbytes for tensor in self.live.values()) < MIN_FROZEN_BYTES:
             self.live = {}
+        if not self.live:
             return flat
-        found = {
+        return replace(flat, tensors=[_frozen(one) if one.name in self.live else one for one in flat.tensors])
+
+    def forget(self) -> None:
+        """What was seen so far does not count: a checkpoint was loaded since."""
+        self._stamps = {}
+
+    def stand(self, stamps: Mapping[str, Stamp]) -> bool:
+        """True if these leaves are frozen, and have their stamps now."""
+        return all(name in self.live and stamp(self.live[name]) == then for name, then in stamps.items())
+
+    def suspect(self, name: str) -> None:
+        """A leaf's bytes were found to be others: it is given up at the next boundary. Any thread may call this."""
+        self._suspects.add(name)
+
+    def _found(self, flat: Flat, resting: frozenset[int]) -> dict[str, torch.Tensor]:
+        return {
             named.name: named.tensor
             for named in flat.tensors
             if named.tensor.data_ptr() in resting and named.name not in self._moving
         }
-        self.live = found = self._watch(found)
-        if sum(tensor.nbytes for tensor in found.values()) < MIN_FROZEN_BYTES:
-            self.live = {}
-        if not self.live:
-            return flat
-        return replace(flat, tensors=[_frozen(one) if one.name in found else one for one in flat.tensors])
-
-    def look_again(self) -> bool:
-        """One more sample of what was marked. False if something changed: the marks are no longer right."""
-        before = len(self.live)
-        self.live = self._watch(self.live)
-        return len(self.live) == before
-
-    def hash(self, name: str, tensor: torch.Tensor, also: Callable[[memoryview], None] | None = None) -> Known:
-        """Read a leaf through. A leaf that was hashed before, and differs now, is given up at the next boundary.
-
-        Args:
-            name: the leaf.
-            tensor: its bytes.
-            also: sees each piece too; what it raises ends the reading.
-        """
-        hashing = TensorHash()
-        with beside_the_training(tensor):
-            for chunk in chunks(tensor):
-                hashing.update(chunk)
-                if also is not None:
-                    also(chunk)
-        return self.learn(name, tensor, hashing)
-
-    def learn(self, name: str, tensor: torch.Tensor, hashing: TensorHash, *, anew: bool = False) -> Known:
-        """Take in a leaf's hash; `anew` if its bytes were just replaced on purpose."""
-        known = Known(hashing.finish(), hashing.blocks, _head(tensor))
-        with self._lock:
-            self._trials = _TRIALS
-            before = self._known.get(name)
-            if before is not None and before.digest != known.digest and not anew:
-                self._suspects.add(name)
-            self._known[name] = known
-        return known
-
-    def known(self, name: str) -> Known | None:
-        with self._lock:
-            return self._known.get(name)
-
-    def _watch(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of the leaves that have not changed, as far as was looked."""
-        with self._lock:
-            known = {name: self._known[name] for name in found if name in self._known}
-            changed, self._suspects = self._suspects, set()
-        fits = {name: one for name, one in known.items() if len(one.blocks) == _num_blocks(found[name])}
-        changed |= known.keys() - fits.keys()
-        place = self._rotation.next({name: len(one.blocks) for name, one in fits.items()})
-        if place is not None and self._may_look(found[place[0]]):
-            seen = {name for name in self._heads(list(fits)) if _head(found[name]) != fits[name].head}
-            if not _is_same(found, fits, *place):
-                seen.add(place[0])
-            changed |= {*seen, *self._others_changed(found, fits)} if seen else set()
-        if changed:
-            self._thaw(changed)
-        return {name: tensor for name, tensor in found.items() if name not in changed}
-
-    def _heads(self, names: list[str]) -> list[str]:
-        """Whose first bytes are looked at this time: all in the trial, else some, spread over the whole."""
-        with self._lock:
-            trial, self._trials = self._trials > 0, max(0, self._trials - 1)
-        self._turn += 1
-        stride = 1 if trial else max(1, -(-len(names) // _HEADS_AT_ONCE))
-        return names[self._turn % stride :: stride]
-
-    def _may_look(self, tensor: torch.Tensor) -> bool:
-        if tensor.device.type == "cpu":
-            return True
-        now_s = boot_s()
-        due = now_s - self._looked_s >= _ACCELERATOR_EVERY_S
-        if due:
-            self._looked_s = now_s
-        return due
-
-    def _others_changed(self, found: Mapping[str, torch.Tensor], fits: Mapping[str, Known]) -> Iterator[str]:
-        for name, one in fits.items():
-            step = max(1, len(one.blocks) // _BLOCKS_OF_A_SUSPECT)
-            if not all(_is_same(found, fits, name, number) for number in range(0, len(one.blocks), step)):
-                yield name
 
     def _thaw(self, changed: set[str]) -> None:
         self._moving |= changed
-        with self._lock:
-            for name in changed:
-                self._known.pop(name, None)
         for name in sorted(changed):
             self._warn(
-                f"{name} is frozen (requires_grad is off, and no registered optimizer has it), but its bytes changed: "
+                f"{name} is frozen (requires_grad is off, and no registered optimizer has it), but it was written to: "
                 "from here on it is saved with every step"
             )
 
 
-class Rotation:
-    """Goes round all blocks of all leaves, far apart from one to the next, and begins again."""
+class Resting:
+    """The parameters that nothing registered changes. Asked at every boundary; walks only when something may have
+    changed."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._total = 0
-        self._step = 1
-        self._position = 0
+        self._parameters: list[nn.Parameter] = []
+        self._seen: tuple[list[bool], list[int]] | None = None
+        self._addresses: frozenset[int] = frozenset()
 
-    def next(self, counts: dict[str, int]) -> tuple[str, int] | None:
-        """A leaf and the number of one of its blocks; None if there are none."""
-        if counts != self._counts:
-            self._counts = counts
-            self._total = sum(counts.values())
-            # By the golden ratio, so that whatever stretch was changed is hit soon.
-            self._step = next((s for s in range(int(0.618 * self._total), self._total) if gcd(s, self._total) == 1), 1)
-        if not self._total:
-            return None
-        self._position = (self._position + self._step) % self._total
-        number = self._position
-        for name, count in counts.items():
-            if number < count:
-                return name, number
-            number -= count
-        return None
+    def addresses(
+        self,
+        modules: Mapping[str, nn.Module],
+        walked: Iterable[str],
+        optimizers: Sequence[Optimizer],
+        others: Iterable[torch.Tensor],
+    ) -> frozenset[int]:
+        """See `resting_addresses`.
+
+        Args:
+            modules: the registered ones, by name.
+            walked: names of objects whose tensors are not proven to be those of the last time.
+            optimizers: the registered ones.
+            others: tensors that are registered by themselves.
+        """
+        if self._seen is None or not modules.keys().isdisjoint(walked):
+            self._parameters = [parameter for module in modules.values() for parameter in module.parameters()]
+            self._seen = None
+        trained = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+        seen = ([parameter.requires_grad for parameter in self._parameters], trained)
+        if seen != self._seen:
+            self._seen = seen
+            still = not all(seen[0])
+            self._addresses = resting_addresses(modules.values(), optimizers, others) if still else frozenset()
+        return self._addresses
 
 
-def _is_same(found: Mapping[str, torch.Tensor], known: Mapping[str, Known], name: str, number: int) -> bool:
-    tensor, start = found[name], number * BLOCK_BYTES
-    data = read(tensor, start, min(start + BLOCK_BYTES, tensor.nbytes))
-    return block_hash(data) == known[name].blocks[number]
+def resting_addresses(
+    modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], others: Iterable[torch.Tensor]
+) -> frozenset[int]:
+    """Addresses of parameters that nothing registered changes.
+
+    Args:
+        modules: the registered ones.
+        optimizers: the registered ones.
+        others: tensors that are registered by themselves: the script changes them.
+    """
+    resting: dict[int, torch.Tensor] = {}
+    moving: set[int] = {_storage(tensor) for tensor in others}
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                moving.add(_storage(parameter))
+            elif local_of(parameter).numel():
+                resting[id(parameter)] = parameter
+        # BatchNorm's statistics and their like.
+        moving.update(_storage(buffer) for buffer in module.buffers())
+    for optimizer in optimizers:
+        moving.update(_storage(tensor) for group in optimizer.param_groups for tensor in group["params"])
+    return frozenset(local_of(p).data_ptr() for p in resting.values() if _storage(p) not in moving)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return local_of(tensor).untyped_storage().data_ptr()
 
 
 def _frozen(one: NamedTensor) -> NamedTensor:
     return NamedTensor(one.name, one.tensor, one.spread, one.place, frozen=True)
-
-
-def _head(tensor: torch.Tensor) -> int:
-    return block_hash(read(tensor, 0, min(_HEAD_BYTES, tensor.nbytes)))
-
-
-def _num_blocks(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // BLOCK_BYTES)

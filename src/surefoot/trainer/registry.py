@@ -16,19 +16,26 @@ from surefoot.trainer import rng
 from surefoot.trainer.data import Position, shield
 from surefoot.trainer.flatten import Flat, NamedTensor, uncollected
 from surefoot.trainer.frozen import Frozen
+from surefoot.trainer.frozen_leaves import Resting
 from surefoot.trainer.loader_state import keeper_of
 from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep, optimizers_in
-from surefoot.trainer.resting import Resting
 from surefoot.trainer.restore import MappedImage, load
 from surefoot.trainer.shortcut import Replicated, Shortcut
 from surefoot.trainer.survey import Survey, survey
 from surefoot.trainer.tensors import digest
+from surefoot.wire import Body
 
 
 class Registry:
     """Everything that is kept of one trainer."""
 
-    def __init__(self, objects: Mapping[str, Any], state: dict[str, Any], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        state: dict[str, Any],
+        warn: Callable[[str], None],
+        tell: Callable[[Body], None],
+    ) -> None:
         self._objects = objects
         self._state = state
         self._warn = warn
@@ -43,7 +50,7 @@ class Registry:
         """Of parameters, by identity; only while one flattening or loading lasts, and empty until asked for."""
         self.sharded = False
         """Something that was registered is a block of a sharded tensor."""
-        self.frozen = Frozen(warn)
+        self.frozen = Frozen(warn, tell)
         self._resting = Resting()
 
     def register(self) -> None:

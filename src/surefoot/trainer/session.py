@@ -49,7 +49,7 @@ class Session:
     def __init__(self, wishes: Wishes, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         self._wishes = wishes
         self._incarnation = secrets.randbits(62) | 1
-        self._registry = Registry(objects, state, self._warn)
+        self._registry = Registry(objects, state, self._warn, self._tell)
         self._signals = SigtermNotice()
         self._images: list[tuple[Body, list[int]]] = []
         self._registered = False
@@ -113,7 +113,6 @@ class Session:
 
         self._client = AgentClient(path, self._hello, self._pushed, self._news, self._tick, respawn)
         self._client.start()
-        self._registry.frozen.attach(self._client.tell, self._client.connect)
 
     def _begin(self) -> int:
         problem = None if self._supervised else self._signals.install(self._client.wake_fd)
@@ -134,7 +133,7 @@ class Session:
         page.phase(Phase.RESTORING)
         finished = self._load(answer.get("start"))
         page.set(RankWord.FINISHED, finished + 1)
-        self._registry.frozen.begin(several=self._ranks.world_size > 1)
+        self._registry.frozen.begin()
         if self._ranks.world_size > 1 and not self._round:
             self._agreement = BoardAgreement(page, self.generation)
         self._boundary = Boundary(
@@ -310,7 +309,7 @@ class Session:
     def _pushed(self, body: Body, fds: list[int]) -> None:
         if body.get("op") == "image":
             self._images.append((body, fds))
-        elif not self._registry.frozen.pushed(body) and self._boundary is not None:
+        elif not self._registry.frozen.pushed(body, fds) and self._boundary is not None:
             self._boundary.pushed(body)
 
     def _news(self) -> list[Body]:
@@ -333,6 +332,9 @@ class Session:
     def _own_page(self) -> Page:
         assert self._page is not None
         return self._page
+
+    def _tell(self, body: Body) -> None:
+        self._client.tell(body)
 
     def _warn(self, what: str) -> None:
         self._client.event("warning", what=what)

@@ -3,7 +3,8 @@
     python lora_job.py OPTIONS
 
 OPTIONS are JSON: to, total, log, seed (of the base), and what a test wants beside: mib, disk, average, touch, thaw,
-thawed, by_restart, held_at (saved there, and held until it is killed; the first start), ddp.
+thawed, by_restart, held_at (saved there, and held until it is killed; the first start), ddp, tag (the
+last step is saved with a tag), silent (average and touch write so that no version counter moves).
 Writes one JSON line for its start and one for each step to the log.
 """
 
@@ -85,6 +86,9 @@ def main(options: dict[str, Any]) -> None:
         nn.init.zeros_(average.weight)
         objects["average"] = average
 
+    def written(weight: torch.Tensor) -> torch.Tensor:
+        return weight.data if options.get("silent") else weight
+
     def mean() -> float | None:
         return None if average is None else float(average.weight[3, 3])
 
@@ -100,18 +104,21 @@ def main(options: dict[str, Any]) -> None:
             average=mean(),
         )
         for step in run.steps(options["total"]):
-            if step == options.get("held_at") and run.generation == 1:
-                run.save("held", wait=True)
+            if run.generation == 1 and step == options.get("held_at"):
                 signal.pause()
+            if run.generation == 1 and step + 1 == options.get("held_at"):
+                run.save("held", wait=True)
             tokens = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(100 * step + rank))
             loss = model(tokens).square().mean()
             objects["optimizer"].zero_grad()
             loss.backward()
             objects["optimizer"].step()
             if average is not None:
-                average.weight += 1
+                written(average.weight).add_(1)
             if step + 1 == options.get("touch"):
-                inner.base[1].weight *= 2
+                written(inner.base[1].weight).mul_(2)
+            if options.get("tag") and step + 1 == options["total"]:
+                run.save("kept")
             if step + 1 == options.get("thaw"):
                 thaw(inner, objects["optimizer"])
             say(step=step + 1, loss=loss.item().hex(), trained=digest(trained))

@@ -48,6 +48,18 @@ def test_sharded_frozen_tensors(stage: Stage) -> None:
     assert loaded["tier"] == "disk"
 
 
+def test_frozen_tensors_of_two_nodes(stage: Stage) -> None:
+    """Each node saves its own ranks' parts, and gives its own ranks what they have made otherwise."""
+    straight = _play(stage, scene="adapt", to=str(stage.place / "other"), total=5)
+    stage.play_nodes("adapt", 2, scenes=SCENES, total=3)
+    stage.until_quiet()
+    assert len(list(stage.run.glob("frozen/*.safetensors"))) == 2
+    assert [event["trigger"] for event in stage.history() if event["event"] == "committed"][-1] == "final"
+    outputs = stage.play_nodes("adapt", 2, scenes=SCENES, total=5, seed=9)
+    assert sorted(line for output in outputs for line in output.splitlines() if line.startswith("[")) == straight
+    assert len([event for event in stage.history() if event["event"] == "frozen_loaded"]) == 2
+
+
 def _read(shards: Path, truth: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", str(READER), str(shards), str(truth)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
