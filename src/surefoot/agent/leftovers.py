@@ -17,8 +17,8 @@ from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
 from surefoot.agent.twins import Twins
 from surefoot.clock import boot_s
-from surefoot.core.copies import Whole
 from surefoot.core.documents import Fields
+from surefoot.core.recovery import Source
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError
 from surefoot.wire import Body
 
@@ -95,7 +95,7 @@ class Leftovers:
         if not self._situation.has_generation:
             return False
         safe = self._situation.committed
-        newest = next(iter(await self._peers.whole()), None)
+        newest = await self._peers.newest()
         if newest is None or (safe is not None and newest.at <= safe):
             return False
         if not self._shipper.delivering(newest.at):
@@ -105,7 +105,7 @@ class Leftovers:
             await self._ordered(order)
         return True
 
-    def _elsewhere(self, step: Whole) -> tuple[tuple[int, str], ...]:
+    def _elsewhere(self, step: Source) -> tuple[tuple[int, str], ...]:
         """Ranks whose own node does not have their image, and one that does."""
         holders = {rank: [copy.node for copy in copies] for rank, copies in enumerate(step.copies)}
         return tuple((rank, nodes[0]) for rank, nodes in holders.items() if self._fleet.node_of(rank) not in nodes)
