@@ -158,7 +158,7 @@ async def read_portions(places: Sequence[ReadPlace], portions: Sequence[Portion]
     """Read portions once a node, however many trainers it has; returns also the bytes read by place.
 
     Args:
-        places: nearest first; the last one raises what it refuses.
+        places: nearest first; the last one may raise what it refuses, with its own reason.
         portions: those without ranges are left out.
 
     Raises:
@@ -198,6 +198,8 @@ async def _read_portion(places: Sequence[ReadPlace], portion: Portion, counts: C
             if left:
                 in_one_go = left == portion.ranges
                 left = await _read_from(place, portion, left, memory, counts)
+        if left:
+            raise ShardError(portion.key, f"its bytes {left[0][0]} to {left[0][1]} are good in no place")
         # What several places gave was verified block by block.
         if whole and not in_one_go and not await asyncio.to_thread(portion.is_good, memory):
             raise ShardError(portion.key, "its bytes do not match their hash")

@@ -49,14 +49,14 @@ class Places:
             path.parent.mkdir(parents=True)
             path.write_bytes(DATA)
 
-    async def _refuse(self, key: str, why: str) -> None:
+    async def refuse(self, key: str, why: str) -> None:
         self.refused.append((key, why))
 
     def fetch(self, wanted: Sequence[Range] = WANTED) -> tuple[Fetched, Counter[str], Portion]:
         async def run() -> tuple[Fetched, Counter[str], Portion]:
             copies, own = DiskTier(self.copy.parents[2]), DiskTier(self.own.parents[2])
             try:
-                places: list[ReadPlace] = [CopiesPlace(copies, self._refuse), RunPlace(own)]
+                places: list[ReadPlace] = [CopiesPlace(copies, self.refuse), RunPlace(own)]
                 portion = portion_of(self.shard, PLAN, lambda _gap: wanted)
                 (fetched,), counts = await read_portions(places, [portion])
                 return fetched, counts, portion
@@ -191,6 +191,26 @@ def test_a_hash_that_contradicts_the_sums_is_believed(tmp_path: Path, damage: tu
     flip(places.copy, *damage)
     with pytest.raises(ShardError, match="its bytes do not match their hash"):
         whole_of(places)
+
+
+def test_nothing_is_handed_out_that_no_place_has(places: Places) -> None:
+    """Missing or damaged bytes are never taken for zeros, also if the last place refuses them without an error."""
+
+    async def read(*wanted: Range) -> None:
+        tier = DiskTier(places.copy.parents[2])
+        try:
+            portion = portion_of(places.shard, PLAN, lambda _gap: wanted)
+            await read_portions([CopiesPlace(tier, places.refuse)], [portion])
+        finally:
+            await tier.close()
+
+    flip(places.copy, 41_000)
+    for wanted in ((0, SIZE), (41_000, 41_001)):
+        with pytest.raises(ShardError, match="bytes 40000 to 50000 are good in no place"):
+            asyncio.run(read(wanted))
+    places.copy.unlink()
+    with pytest.raises(ShardError, match=f"bytes 0 to {SIZE} are good in no place"):
+        asyncio.run(read((0, SIZE)))
 
 
 @pytest.mark.usefixtures("piece_bytes")
