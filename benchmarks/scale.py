@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.copies import Copy, copies_of, wholes
 from surefoot.core.documents import compact
 from surefoot.core.layout import ShardId, StepId, ack_key, parse_ack, parse_commit, parse_shard, shard_key
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
-from surefoot.core.recovery import Source, ranking
+from surefoot.core.recovery import Copy, Facts, Source, decide, ranking
 from surefoot.core.retention import abandoned_steps, to_retire
 from surefoot.core.twins import with_twins
 
@@ -168,7 +167,8 @@ def _commits(ranks: int, take: Take) -> None:
     made = [_manifest(step, ranks) for step in (_HISTORY - 1, _HISTORY)]
     held = [copy for step in range(_HISTORY, _HISTORY + _KEPT_STEPS) for copy in _held(step, ranks)]
     chain = cuts(generations)
-    take("recovery choice", ranks, 0, lambda: wholes([*held, *copies_of(made[0], "object")], made, chain, held[:1]))
+    facts = _facts(generations, held, made)
+    take("recovery choice", ranks, 0, lambda: decide(facts))
     manifests = [_manifest(step, ranks) for step in range(1, _HISTORY + 1)]
     ats = [m.at for m in manifests]
     steps = [StepId(step, 1 + step % _GENERATIONS) for step in range(2 * _HISTORY)]
@@ -199,10 +199,27 @@ def _held(step: int, ranks: int) -> list[Copy]:
     at = StepId(step, _GENERATIONS)
     nodes = max(1, ranks // 8)
     return [
-        Copy(at, _PLAN_HASH, ranks, rank, f"{rank:032x}", 4096, "ram", f"node{(rank // 8 + beside) % nodes}")
+        Copy(at, _PLAN_HASH, ranks, rank, f"{rank:032x}", 4096, f"node{(rank // 8 + beside) % nodes}")
         for rank in range(ranks)
         for beside in (0, 1)
     ]
+
+
+def _facts(generations: dict[int, Generation], held: Sequence[Copy], manifests: Sequence[Manifest]) -> Facts:
+    return Facts(
+        generations=generations,
+        chain=cuts(generations),
+        launches=["launch"],
+        resume="auto",
+        uri="s3://bucket/run",
+        place="object",
+        copies=held,
+        silent=(),
+        commits=[manifest.at for manifest in manifests],
+        manifests={manifest.at: manifest for manifest in manifests},
+        failed=(),
+        refused={},
+    )
 
 
 def _listing(ranks: int) -> list[str]:

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from fleet_nodes import nodes_of
 
-from surefoot.agent.fetch import ShardError, close_all
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.image_hash import ImageHash
 from surefoot.agent.memory import Memory
 from surefoot.agent.peer_drives import PeerDrives, PeerDrivesPlace
-from surefoot.agent.peers import PeerPlace, Peers, Spread
-from surefoot.agent.ranges import Block, MemoryPlace, Place, Portion, RunPlace, fetch_portions, portion_of
+from surefoot.agent.peers import PeerPlace, Peers
+from surefoot.agent.places import MemoryPlace, RunPlace
+from surefoot.agent.reading import Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
 from surefoot.agent.twins import Twins
-from surefoot.core.copies import Copy
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
+from surefoot.core.recovery import Copy, Source
 from surefoot.errors import AgentError
 from surefoot.home import Home
 from surefoot.tiers.disk import DiskTier
@@ -77,8 +77,8 @@ def _put(path: Path, *flipped: int) -> None:
     path.write_bytes(data)
 
 
-async def _fetch(places: Sequence[Place], portion: Portion | None = None) -> tuple[bytes, Counter[str]]:
-    (fetched,), counts = await fetch_portions(places, [portion or portion_of(SHARD, PLAN, lambda _: [(0, SIZE)])])
+async def _fetch(places: Sequence[ReadPlace], portion: Portion | None = None) -> tuple[bytes, Counter[str]]:
+    (fetched,), counts = await read_portions(places, [portion or portion_of(SHARD, PLAN, lambda _: [(0, SIZE)])])
     try:
         return os.pread(fetched.fd, SIZE, 0), counts
     finally:
@@ -196,10 +196,10 @@ def test_an_image_that_is_gone_when_it_is_read(tmp_path: Path, home: Home, holde
                 Peers(fleet, one, Twins(home, fleet, one, print))
                 for fleet, one in zip(two.fleets, memories, strict=True)
             ]
-            copy = Copy(StepId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, "ram", holder)
-            spread = Spread(copy.at, copy.plan, (copy,))
-            whole = Portion(0, "image of rank 0", SIZE, [Block(0, SIZE, lambda data: data == DATA)])
+            copy = Copy(StepId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, holder)
+            source = Source(copy.at, "ram", copy.plan, False, ((copy,),))
+            whole = Portion(0, "image of rank 0", SIZE, SHARD.xxh3_128, None, ((0, SIZE),))
             with pytest.raises(ShardError, match=why):
-                await _fetch([MemoryPlace(memories[0], {}), PeerPlace(mine, spread)], whole)
+                await _fetch([MemoryPlace(memories[0], {}), PeerPlace(mine, source)], whole)
 
     asyncio.run(story())

@@ -6,8 +6,12 @@ Lines that build the situation:
     checkpoint 1200 g6 [verified] [tag NAME] [retired SECONDS]
     shards 1200 g6                       objects of a step that has no manifest
     ack 1200 g6 rank 0 of 2 [plan b] [attempt bbbb] [KEY=VALUE ...]
-    source 1200 g6 ram [plan b] [memory-only]
-    drop 1200 g6 ram [plan b]
+    tombstone 1200 g6                    instead of a manifest
+    memory 1200 g6 on a b [plan b]       rank 0 is in the memory of node a, rank 1 in that of b; "-" for no node
+    gone 1200 g6 a                       node a does not have it any more
+    silent b                             a node does not report its memory
+    resume never                         as it was asked for
+    fails [REASON ...]                   what was to be restored last; a reason is remembered
     post notice replan durable free=1 every=2        one rank's vector; all posted ones are agreed on
     boundary 7 [unplanned] [wanted] [last]           takes the agreed vector, and forgets it
     window 30                                        an eviction's seconds, from its notice at 0
@@ -27,29 +31,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from core_samples import generation, manifest, shard
 
+from surefoot.core import eviction
 from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.copies import Copy, wholes
-from surefoot.core.eviction import (
-    Count,
-    Done,
-    Facts,
-    Uploads,
-    decide,
-    late_target,
-    newest_to_ship,
-    shipped_elsewhere,
-    unfit,
-)
+from surefoot.core.eviction import Count, Done, Uploads, late_target, newest_to_ship, shipped_elsewhere, unfit
 from surefoot.core.layout import StepId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Shard
-from surefoot.core.recovery import Place, Source, ranking
+from surefoot.core.recovery import Copy, Facts, Look, Refuse, Restore, Scratch, Source, decide, wholes
 from surefoot.core.retention import abandoned_steps, to_retire, to_sweep
 from surefoot.errors import CorruptError
 
@@ -65,12 +59,17 @@ class _Situation:
         self.verified: set[StepId] = set()
         self.shards: list[StepId] = []
         self.acks: list[Shard] = []
-        self.sources: list[Source] = []
-        self.dropped: list[Source] = []
+        self.tombstones: list[StepId] = []
+        self.copies: list[Copy] = []
+        self.silent: list[str] = []
+        self.resume = "auto"
+        self.chosen: Source | None = None
+        self.failed: list[Source] = []
+        self.refused: dict[str, str] = {}
         self.posted: list[Vector] = []
         self.plan: BoundaryPlan | None = None
         self.window_s = 0.0
-        self.nodes: dict[str, Facts] = {}
+        self.nodes: dict[str, eviction.Facts] = {}
         self.counted: dict[str, list[Count]] = {}
         self.copies: list[Copy] = []
         self.uploads: dict[str, Uploads] = {}
@@ -111,11 +110,30 @@ class _Situation:
             )
         )
 
-    def say_source(self, words: list[str]) -> None:
-        self.sources.append(_source(words))
+    def say_tombstone(self, words: list[str]) -> None:
+        self.tombstones.append(_at(words))
 
-    def say_drop(self, words: list[str]) -> None:
-        self.dropped.append(_source(words))
+    def say_memory(self, words: list[str]) -> None:
+        at, plan = _at(words), _options(words[3:]).get("plan", "a") * 32
+        nodes = list(itertools.takewhile(lambda word: word != "plan", words[3:]))
+        self.copies += [
+            Copy(at, plan, len(nodes), rank, f"{at}{rank}", 1, node) for rank, node in enumerate(nodes) if node != "-"
+        ]
+
+    def say_gone(self, words: list[str]) -> None:
+        self.copies = [copy for copy in self.copies if (copy.at, copy.node) != (_at(words), words[2])]
+
+    def say_silent(self, words: list[str]) -> None:
+        self.silent += words
+
+    def say_resume(self, words: list[str]) -> None:
+        (self.resume,) = words
+
+    def say_fails(self, words: list[str]) -> None:
+        assert self.chosen is not None
+        self.failed.append(self.chosen)
+        if words:
+            self.refused[f"step {self.chosen.at.step}"] = " ".join(words)
 
     def say_post(self, words: list[str]) -> None:
         numbers = {key: int(value) for key, _, value in (w.partition("=") for w in words if "=" in w)}
@@ -135,7 +153,7 @@ class _Situation:
         self.nodes = {name: replace(facts, deadline_s=self.window_s) for name, facts in self.nodes.items()}
 
     def say_node(self, words: list[str]) -> None:
-        facts = self.nodes.get(words[0], Facts(0.0, self.window_s))
+        facts = self.nodes.get(words[0], eviction.Facts(0.0, self.window_s))
         changes: dict[str, Any] = {}
         for word in words[1:]:
             name, _, value = word.removeprefix("no-").partition("=")
@@ -147,7 +165,7 @@ class _Situation:
 
     def say_holds(self, words: list[str]) -> None:
         rank, at = int(words[2]), _at(words[3:])
-        self.copies.append(Copy(at, "a" * 32, 2, rank, f"{rank}" * 32, 100, "ram", words[0]))
+        self.copies.append(Copy(at, "a" * 32, 2, rank, f"{rank}" * 32, 100, words[0]))
 
     def say_uploads(self, words: list[str]) -> None:
         given = dict(word.split("=") for word in words[1:])
@@ -157,7 +175,7 @@ class _Situation:
         self.uploads[words[0]] = Uploads(newest_s, left_s, older_s)
 
     def ask_order(self, words: list[str]) -> str:
-        order = decide(self.nodes[words[0]], float(words[2]))
+        order = eviction.decide(self.nodes[words[0]], float(words[2]))
         if isinstance(order, Done):
             return f"done, {'safe' if order.safe else 'not safe'}: {order.why}"
         return {"Wait": "wait", "StageLate": "stage late", "ShipNewest": "ship the newest"}[type(order).__name__]
@@ -169,7 +187,7 @@ class _Situation:
     def ask_ship(self, words: list[str]) -> str:
         durable = _at(words[1:]) if words else None
         every = {copy.at.generation: inf for copy in self.copies}
-        found = newest_to_ship(wholes(self.copies, [], every), durable)
+        found = newest_to_ship(next(iter(wholes(self.copies, every)), None), durable)
         if found is None:
             return "nothing"
         elsewhere = shipped_elsewhere(found, {0: "a", 1: "b"}.get)
@@ -194,8 +212,37 @@ class _Situation:
         return _listed(made.at for made in self.manifests if counts(made.at, chain))
 
     def ask_restore(self, _words: list[str]) -> str:
-        ranked = ranking(self.sources, cuts(self.generations), self.dropped)
-        return _joined(f"{source.at.step} g{source.at.generation} {source.place}" for source in ranked)
+        """The manifests that are looked at, and the end."""
+        read: dict[StepId, Manifest | None] = {}
+        stored = {made.at: made for made in self.manifests}
+        looked = []
+        while True:
+            facts = Facts(
+                generations=self.generations,
+                chain=cuts(self.generations),
+                launches=["launch9"],
+                resume=self.resume,
+                uri="s3://run",
+                place="object",
+                copies=self.copies,
+                silent=self.silent,
+                commits=[*stored, *self.tombstones],
+                manifests=read,
+                failed=self.failed,
+                refused=self.refused,
+            )
+            match decide(facts):
+                case Look(at):
+                    looked.append(f"look {_listed([at])}")
+                    read[at] = stored.get(at)
+                case Restore(source):
+                    self.chosen = source
+                    nodes = [copy.node for copy in source.holders] or [source.place]
+                    return _joined([*looked, f"{_listed([source.at])} {' '.join(nodes)}"])
+                case Scratch():
+                    return _joined([*looked, "from scratch"])
+                case Refuse(why, error):
+                    return _joined([*looked, f"{error.__name__} {why}"])
 
     def ask_retire(self, _words: list[str]) -> str:
         return _listed(to_retire(self.manifests, cuts(self.generations), self.generations, self.verified))
@@ -230,11 +277,6 @@ def _at(words: list[str]) -> StepId:
 
 def _options(words: list[str]) -> dict[str, str]:
     return {key: value for key, value in itertools.pairwise(words) if "=" not in key}
-
-
-def _source(words: list[str]) -> Source:
-    plan = _options(words[3:]).get("plan", "a") * 32
-    return Source(_at(words), cast(Place, words[2]), plan, "memory-only" not in words)
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -12,10 +12,10 @@ from sim_node import PARTS, Node, Segment, Slot, hash_of
 from sim_start import Starting
 from sim_trainer import Order, Turn
 
-from surefoot.core.copies import Copy
 from surefoot.core.eviction import Count
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
+from surefoot.core.recovery import Copy
 from surefoot.core.relay import Progress
 from surefoot.errors import SupersededError
 
@@ -255,7 +255,7 @@ class Brain:
     def inventory(self) -> list[Copy]:
         """What this node's memory holds, hashed."""
         return [
-            Copy(slot.at, g.plan, g.world_size, g.rank, slot.hash, len(slot.data()), "ram", self.node.name)
+            Copy(slot.at, g.plan, g.world_size, g.rank, slot.hash, len(slot.data()), self.node.name)
             for g in self.node.segments
             for slot in g.slots
             if slot.hashed
@@ -276,12 +276,12 @@ class Brain:
             return
         if (record is None or record.launch != self.node.launch) and self.world.policy.record_before_training:
             return
-        whole = message["whole"]
+        source = message["source"]
         if not self.world.policy.chosen_once:
             found = yield from Starting(self, message["round"]).best_of(self.inventory())
-            whole = found if found is not None else whole
+            source = found if found is not None else source
         if self.order is None or self.order.turn < message["turn"]:
-            yield Local("enter", lambda: self._take_order(Order(message["turn"], whole, go=False)))
+            yield Local("enter", lambda: self._take_order(Order(message["turn"], source, go=False)))
 
     def _take_order(self, order: Order) -> None:
         self.order = order
@@ -305,13 +305,13 @@ class Brain:
         """A generation begins here: what it does not continue is history."""
         board = self.node.board
         board.generation, board.known = order.turn[0], Progress(order.turn[0])
-        start = order.whole.at if order.whole is not None else StepId(0, 0)
+        start = order.source.at if order.source is not None else StepId(0, 0)
         board.begun_at = start.step
-        committed = order.whole is not None and order.whole.committed
+        committed = order.source is not None and order.source.committed
         if committed or board.committed > start:
             board.committed = start if committed else StepId(0, 0)
         chosen = (
-            {(copy.rank, copy.plan) for of in order.whole.copies for copy in of} if order.whole is not None else set()
+            {(copy.rank, copy.plan) for of in order.source.copies for copy in of} if order.source is not None else set()
         )
         for segment in self.node.segments:
             for slot in segment.slots:

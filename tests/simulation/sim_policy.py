@@ -10,11 +10,11 @@ from sim_node import hash_of
 
 from surefoot.core.agreement import at_boundary
 from surefoot.core.commit import commit_order, complete_set
-from surefoot.core.copies import Whole, wholes
 from surefoot.core.eviction import late_target
 from surefoot.core.layout import StepId
 from surefoot.core.lineage import Cuts, counts, cuts, superseding
 from surefoot.core.manifest import Generation, Manifest, Shard
+from surefoot.core.recovery import Decision, Facts, decide
 from surefoot.core.relay import merge, minimum
 from surefoot.core.retention import abandoned_steps, to_retire, to_sweep
 from surefoot.core.slots import NEVER, SlotView, reusable
@@ -27,7 +27,7 @@ class Policy:
     cuts: Callable[[Mapping[int, Generation]], Cuts] = cuts
     counts: Callable[[StepId, Cuts], bool] = counts
     superseding: Callable[[Mapping[int, Generation], Collection[str]], Generation | None] = superseding
-    wholes: Callable[..., list[Whole]] = wholes
+    decide: Callable[[Facts], Decision] = decide
     complete_set: Callable[[Iterable[Shard], StepId], tuple[Shard, ...] | None] = complete_set
     reusable: Callable[[Sequence[SlotView], int], list[int]] = reusable
     at_boundary: Callable[..., object] = at_boundary
@@ -46,7 +46,6 @@ class Policy:
     chosen_once: bool = True
     waits_for_all: bool = True
     acknowledges_after_check: bool = True
-    hears_every_member: bool = True
 
 
 REAL = Policy()
@@ -98,7 +97,9 @@ MUTATIONS: dict[str, Policy] = {
     "an abandoned step is deleted without a tombstone": replace(REAL, tombstone_first=False),
     "each node chooses what to restore for itself": replace(REAL, chosen_once=False),
     "a shard is acknowledged before it was compared with its hash": replace(REAL, acknowledges_after_check=False),
-    "a leader chooses without having heard every member": replace(REAL, hears_every_member=False),
+    "a leader chooses without having heard every member": replace(
+        REAL, decide=lambda facts: decide(replace(facts, silent=()))
+    ),
     "the strict fence does not wait for the other ranks": replace(REAL, waits_for_all=False),
 }
 """What was planted, and the policy with it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim_kernel import Local, Sleep, Steps, Until
+from sim_store import Stored
 from sim_trainer import Turn
 
-from surefoot.core.copies import Copy, Whole, copies_of
 from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard
-from surefoot.core.manifest import Generation, Parent
-from surefoot.errors import SupersededError
+from surefoot.core.lineage import Cuts
+from surefoot.core.manifest import Generation, Manifest, Parent
+from surefoot.core.recovery import Copy, Facts, Look, Refuse, Restore, Scratch, Source
+from surefoot.errors import AgentError, SupersededError
 
 if TYPE_CHECKING:
     from sim_agent import Brain
@@ -29,6 +32,7 @@ class Starting:
         self._books = brain.books
         self._round = round_
         self._bad: list[Copy] = []
+        self._failed: list[Source] = []
         self._missed = False
         """A copy that was there could not be read."""
 
@@ -44,25 +48,27 @@ class Starting:
                 self._brain.supersede()
                 return
             floor = yield from self._inventories()
-            copies = [copy for of_node in self._brain.answers.values() for copy in of_node]
             try:
-                options = yield from self._options(generations, copies)
+                decision, source = yield from self._decide(generations, self._brain.answers)
             except SupersededError:
                 # Another launch took over while it read.
                 self._brain.supersede()
                 return
+            if isinstance(decision, Refuse) and decision.error is AgentError:
+                # Somebody did not answer: nothing may be decided yet.
+                continue
             yield from self._until_the_notice_is_over()
             if not self._is_current():
                 return
-            generation = self._record(generations, options[0] if options else None)
+            generation = self._record(generations, source)
             self._world.truth.decides(generation, 0 if self._missed else floor)
             if not self._world.policy.record_before_training:
-                yield from self._lead(generation.number, options)
+                yield from self._lead(generation.number, decision, source)
                 yield Sleep(2.0)
                 yield from self._books.put_once(generation.key, generation.to_bytes())
                 return
             if (yield from self._books.put_once(generation.key, generation.to_bytes())):
-                if (yield from self._lead(generation.number, options)):
+                if (yield from self._lead(generation.number, decision, source)):
                     return
             elif (yield from self._books.generation(generation.number)).launch == generation.launch:
                 # Another leader of this launch: this one was replaced, whatever it believes.
@@ -71,8 +77,9 @@ class Starting:
     def best_of(self, copies: Sequence[Copy]) -> Steps:
         """What a node would choose by itself."""
         generations = yield from self._books.generations()
-        found = yield from self._options(generations, copies)
-        return found[0] if found else None
+        nobody_else = {member.name: [] for member in self._round.members}
+        _decision, source = yield from self._decide(generations, {**nobody_else, self._brain.node.name: copies})
+        return source
 
     def _is_current(self) -> bool:
         return self._brain.round is self._round and not self._brain.gone
@@ -80,46 +87,75 @@ class Starting:
     # ------------------------------------------------------------------ choosing
 
     def _inventories(self) -> Steps:
-        """What every member's memory holds. All must answer: who does not could not load either."""
+        """What every member's memory holds, of those that answer in time."""
         brain, all_of = self._brain, len(self._round.members)
         brain.answers = {}
         asked = self._world.fresh()
         brain.asked = asked
         end_s = self._world.kernel.now + _INVENTORIES_WITHIN_S
-        while self._is_current() and len(brain.answers) < all_of:
+        while self._is_current() and len(brain.answers) < all_of and self._world.kernel.now < end_s:
             missing = [member for member in self._round.members if member.name not in brain.answers]
             brain.broadcast(missing, op="inventory_wanted", round=self._round, sender=brain.node, asked=asked)
             yield Until(brain.node.index, lambda: len(brain.answers) == all_of, 0.7)
-            if not self._world.policy.hears_every_member and self._world.kernel.now > end_s:
-                break
         members = self._round.members
         return (yield Local("choose", lambda: self._world.truth.could_be_had(members)))
 
-    def _options(self, generations: dict[int, Generation], copies: Sequence[Copy]) -> Steps:
-        """The whole steps to go on from, best first."""
+    def _decide(self, generations: dict[int, Generation], answers: Mapping[str, Sequence[Copy]]) -> Steps:
+        """The decision, and what is loaded by it: a source with every copy that a node may read."""
         policy = self._world.policy
         chain = policy.cuts(generations)
         yield from self._finish_commits(generations, chain)
-        ats = [at for at in (yield from self._books.commits()) if policy.counts(at, chain)]
-        manifests = yield from self._books.manifests(ats)
-        live = [manifest for manifest in manifests if manifest.retired is None]
-        stored = [copy for manifest in live for copy in copies_of(manifest, "object")]
-        options = policy.wholes([*copies, *stored], live, chain, self._bad)
-        if options:
-            return options
-        # The bytes of what was given up may still be there.
-        given_up = sorted((m for m in manifests if m.retired is not None), key=lambda m: m.at, reverse=True)
-        stored = [copy for manifest in given_up for copy in copies_of(manifest, "object")]
-        return policy.wholes(stored, given_up, chain, self._bad)
+        commits = yield from self._books.commits()
+        copies = [copy for of_node in answers.values() for copy in of_node if copy not in self._bad]
+        manifests: dict[StepId, Manifest | None] = {}
+        while True:
+            facts = self._facts(generations, chain, copies, commits, manifests, answers)
+            match policy.decide(facts):
+                case Look(at):
+                    read = yield from self._books.manifests([at])
+                    manifests[at] = read[0] if read else None
+                case Restore(source) as chosen if source.copies:
+                    return chosen, source
+                case Restore(source) as chosen:
+                    manifest = manifests[source.at]
+                    assert manifest is not None
+                    return chosen, replace(source, copies=_of_all_places(manifest, copies))
+                case Scratch() | Refuse() as end:
+                    # A run of which nothing is left is refused; here somebody starts it over on purpose.
+                    return end, None
 
-    def _finish_commits(self, generations: dict[int, Generation], chain: object) -> Steps:
+    def _facts(
+        self,
+        generations: dict[int, Generation],
+        chain: Cuts,
+        copies: Sequence[Copy],
+        commits: Sequence[StepId],
+        manifests: Mapping[StepId, Manifest | None],
+        answers: Mapping[str, Sequence[Copy]],
+    ) -> Facts:
+        return Facts(
+            generations=generations,
+            chain=chain,
+            launches=[self._brain.node.launch],
+            resume="auto",
+            uri="the store",
+            place="object",
+            copies=copies,
+            silent=[member.name for member in self._round.members if member.name not in answers],
+            commits=commits,
+            manifests=manifests,
+            failed=self._failed,
+            refused={},
+        )
+
+    def _finish_commits(self, generations: dict[int, Generation], chain: Cuts) -> Steps:
         """Whoever was to commit what is acknowledged in full may have died in between."""
         policy = self._world.policy
         listed = yield from self._books.ask(self._world.store.list(STEPS))
         pieces = {piece.at for key in listed if (piece := parse_ack(key) or parse_shard(key)) is not None}
         committed = set((yield from self._books.commits()))
         for at in sorted(pieces - committed):
-            if policy.counts(at, chain) and at.generation in generations:  # type: ignore[arg-type]
+            if policy.counts(at, chain) and at.generation in generations:
                 yield from self._books.commit(at)
 
     def _until_the_notice_is_over(self) -> Steps:
@@ -130,21 +166,20 @@ class Starting:
             if left_s > 0 and self._brain.pending:
                 yield Until(self._brain.node.index, lambda: not self._brain.pending, left_s)
 
-    def _record(self, generations: dict[int, Generation], whole: Whole | None) -> Generation:
+    def _record(self, generations: dict[int, Generation], source: Source | None) -> Generation:
         node = self._brain.node
-        parent = None if whole is None else Parent(whole.at.generation, whole.at.step, whole.committed)
+        parent = None if source is None else Parent(source.at.generation, source.at.step, source.committed)
         number = max(generations, default=0) + 1
         wall_s = node.wall_s(self._world.kernel.now)
         return Generation(number, node.launch, parent, self._round.size, node.name, wall_s)
 
     # ------------------------------------------------------------------ leading
 
-    def _lead(self, generation: int, options: Sequence[Whole]) -> Steps:
+    def _lead(self, generation: int, decision: object, source: Source | None) -> Steps:
         """Have everybody load, and train once all have. False: this step cannot be had after all."""
-        whole = options[0] if options else None
         turn = (generation, 1)
         while self._is_current():
-            bad = yield from self._loaded_by_all(whole, turn)
+            bad = yield from self._loaded_by_all(source, turn)
             if not self._is_current():
                 return True
             if not bad:
@@ -153,23 +188,21 @@ class Starting:
             # One rank's failure is everybody's: all drop the same copies, and read everything again.
             self._bad.extend(copy for copy in bad if copy not in self._bad)
             self._missed = True
-            assert whole is not None
-            whole = self._without_bad(options, whole.at)
-            if whole is None:
+            assert source is not None
+            source = self._without_bad(source)
+            if source is None:
+                assert isinstance(decision, Restore)
+                self._failed.append(decision.source)
                 return False
             turn = (generation, turn[1] + 1)
         return True
 
-    def _without_bad(self, options: Sequence[Whole], at: StepId) -> Whole | None:
+    def _without_bad(self, source: Source) -> Source | None:
         """The same step by other copies: another step would be another generation."""
-        bad: Collection[Copy] = set(self._bad)
-        for option in options:
-            left = tuple(tuple(copy for copy in of if copy not in bad) for of in option.copies)
-            if option.at == at and all(left):
-                return Whole(option.at, option.plan, option.committed, left)
-        return None
+        left = tuple(tuple(copy for copy in of_rank if copy not in self._bad) for of_rank in source.copies)
+        return replace(source, copies=left) if all(left) else None
 
-    def _loaded_by_all(self, whole: Whole | None, turn: Turn) -> Steps:
+    def _loaded_by_all(self, source: Source | None, turn: Turn) -> Steps:
         brain, node = self._brain, self._brain.node
         members = self._round.members
         while self._is_current():
@@ -177,7 +210,7 @@ class Starting:
             missing = [member for member in members if member.name not in reports]
             if not missing:
                 return [copy for bad in reports.values() for copy in bad]
-            brain.broadcast(missing, op="load", round=self._round, sender=node, whole=whole, turn=turn)
+            brain.broadcast(missing, op="load", round=self._round, sender=node, source=source, turn=turn)
             yield Until(node.index, lambda: len(brain.reports.get(turn, {})) == len(members), 1.0)
         return []
 
@@ -191,3 +224,15 @@ class Starting:
             brain.broadcast(missing, op="train", round=self._round, sender=node, turn=turn)
             yield Until(node.index, lambda: len(brain.training.get(turn, ())) == len(self._round.members), 0.7)
         yield Sleep(0.0)
+
+
+def _of_all_places(manifest: Manifest, copies: Sequence[Copy]) -> tuple[tuple[Copy, ...], ...]:
+    """By rank, where a checkpoint's image is: in memory, if the hash is the shard's, and in the store."""
+    size = len(manifest.shards)
+    return tuple(
+        (
+            *(copy for copy in copies if (copy.at, copy.rank, copy.xxh3_128) == (manifest.at, rank, shard.xxh3_128)),
+            Stored(manifest.at, manifest.plan, size, rank, shard.xxh3_128, shard.size_bytes, shard.key),
+        )
+        for rank, shard in enumerate(manifest.shards)
+    )

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sim_kernel import Request
 
+from surefoot.core.recovery import Copy
 from surefoot.errors import ObjectExistsError, ObjectMissingError
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Copy):
+    """One rank's image as a shard, whose key stands in the place of a node's name."""
+
 
 Watch = Callable[[str, "bytes | None", "bytes | None"], None]
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from sim_kernel import Local, Process, Sleep, Steps, Until
 from sim_node import PARTS, Node, RankWords, Segment, Slot, history_of, image_part
+from sim_store import Stored
 
 from surefoot.core.agreement import BoundaryPlan, Vector
-from surefoot.core.copies import Whole, nearest
 from surefoot.core.documents import digest
 from surefoot.core.layout import StepId
+from surefoot.core.recovery import Copy, Source
 from surefoot.core.slots import NEVER, SlotView
 from surefoot.errors import TierError
 
@@ -29,7 +30,7 @@ class Order:
     """What an agent hands to its trainers at a start."""
 
     turn: Turn
-    whole: Whole | None
+    source: Source | None
     go: bool
     """Every rank has loaded: train."""
 
@@ -96,7 +97,7 @@ class Trainer:
         yield Sleep(self.world.setting.start_s)
         order = yield from self._load()
         self.generation = order.turn[0]
-        start = order.whole.at if order.whole is not None else None
+        start = order.source.at if order.source is not None else None
         self.step = start.step if start is not None else 0
         group = self.world.group(order.turn[0], self.round.size)
         yield Local("begin training", lambda: self._begin(start))
@@ -130,7 +131,7 @@ class Trainer:
                 return order
 
     def _obey(self, order: Order) -> Steps:
-        bad = yield from self._load_from(order.whole)
+        bad = yield from self._load_from(order.source)
         brain = self.node.brain
         yield Local("loaded", lambda: brain.loaded(self.rank, order.turn, bad))
 
@@ -146,14 +147,14 @@ class Trainer:
         order = self._order()
         return order if order is not None and order.turn > turn else None
 
-    def _load_from(self, whole: Whole | None) -> Steps:
+    def _load_from(self, source: Source | None) -> Steps:
         """Read this rank's share of an image set; returns the copies that were bad."""
-        if whole is None:
+        if source is None:
             self.history = ""
             return []
         bad = []
-        for old in self._needed(len(whole.copies)):
-            copy = nearest(whole.copies[old], self.node.name)[0]
+        for old in self._needed(len(source.copies)):
+            copy = min(source.copies[old], key=self._nearness)
             try:
                 data = yield self.world.read_copy(self.node, copy)
             except TierError:
@@ -164,6 +165,9 @@ class Trainer:
             self.world.truth.read(copy, data)
             self.history = history_of(data)
         return bad
+
+    def _nearness(self, copy: Copy) -> tuple[bool, bool, str]:
+        return isinstance(copy, Stored), copy.node != self.node.name, copy.node
 
     def _needed(self, size: int) -> list[int]:
         """The old ranks whose blocks this rank's overlap."""

@@ -13,7 +13,6 @@ from sim_kernel import Violation
 from sim_node import Node, Segment, Slot, history_of, image_bytes
 from sim_store import Store
 
-from surefoot.core.copies import Copy
 from surefoot.core.layout import (
     COMMITS,
     STEPS,
@@ -26,6 +25,7 @@ from surefoot.core.layout import (
     parse_shard,
 )
 from surefoot.core.manifest import Generation, Manifest, Shard, is_tombstone
+from surefoot.core.recovery import Copy
 from surefoot.errors import CorruptError
 
 
@@ -255,7 +255,7 @@ class Truth:
     def read(self, copy: Copy, data: bytes) -> None:
         """A trainer believes these bytes."""
         right = image_bytes(copy.plan, copy.rank, copy.at, self._history.get(copy.at, "?"))
-        self._check(data == right, f"rank {copy.rank} of {copy.at} was loaded from {copy.place} with wrong bytes")
+        self._check(data == right, f"rank {copy.rank} of {copy.at} was loaded from {copy.node} with wrong bytes")
 
     def trains(self, generation: int, rank: int, step: int, history: str, bound: int | None) -> None:
         """One rank's optimizer has run. With `bound`, memory may be that many steps behind, at most."""

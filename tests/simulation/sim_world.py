@@ -16,11 +16,11 @@ from sim_faults import Fault, Faults
 from sim_kernel import Kernel, Process, Request, Violation
 from sim_node import Network, Node, Words
 from sim_policy import REAL, Policy
-from sim_store import Store
+from sim_store import Store, Stored
 from sim_trainer import Group, Trainer
 from sim_truth import Truth
 
-from surefoot.core.copies import Copy
+from surefoot.core.recovery import Copy
 from surefoot.errors import ObjectMissingError, TierError
 
 
@@ -179,8 +179,8 @@ class World:
 
     def read_copy(self, reader: Node, copy: Copy) -> Request:
         """A request for one copy's bytes, wherever they lie."""
-        if copy.place == "object":
-            return self.store.get(copy.path)
+        if isinstance(copy, Stored):
+            return self.store.get(copy.node)
         return Request(f"read {copy.node}", lambda: self._read_memory(reader, copy), 0.05)
 
     def _read_memory(self, reader: Node, copy: Copy) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.agent.books import Books
+from surefoot.agent.choosing import Starter
 from surefoot.agent.commits import Commits
 from surefoot.agent.control import Server
 from surefoot.agent.crew import Crew, Worker
@@ -35,7 +36,6 @@ from surefoot.agent.relay import Relay
 from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
-from surefoot.agent.start import Starter
 from surefoot.agent.twins import Twins
 from surefoot.agent_config import AgentConfig
 from surefoot.board import Board, NodeWord, Phase, RankWord
@@ -156,9 +156,7 @@ class Agent:
             PeerDrives(self._fleet, disks, self._say),
             journal,
         )
-        starter = Starter(
-            self._fleet, peers, books, self._memory, loader, journal, config.launch, config.node, config.resume
-        )
+        starter = Starter(self._fleet, peers, books, loader, journal, config.launch, config.node, config.resume)
         self._opening = Opening(
             home.run,
             self._fleet,

@@ -101,7 +101,7 @@ class Leftovers:
     async def _choose(self, trigger: str) -> bool:
         if not self._situation.has_generation:
             return False
-        newest = newest_to_ship(await self._peers.whole(), self._situation.committed)
+        newest = newest_to_ship(await self._peers.newest(), self._situation.committed)
         if newest is None:
             return False
         if not self._shipper.delivering(newest.at):

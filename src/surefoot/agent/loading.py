@@ -1,6 +1,6 @@
-"""Loading: a step's images and records, verified, from where they lie: memory, drives, the run's place.
+"""Loading: the images and records of a source that was chosen, verified, from every place that may have them.
 
-What proves bad is quarantined by name and remembered with its reason; whoever chooses takes the next candidate.
+What proves bad is quarantined by name and remembered with its reason; `Starter` asks for the next choice.
 """
 
 from __future__ import annotations
@@ -11,36 +11,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import xxhash
-
 from surefoot.agent.books import Books
-from surefoot.agent.fetch import Fetched, ShardError, close_all, fetch_step
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.frozen import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory import ImageSet, Memory
 from surefoot.agent.needs import Needs, NeedsDesk
 from surefoot.agent.peer_drives import PeerDrives, PeerDrivesPlace
-from surefoot.agent.peers import PeerPlace, Peers, Spread
-from surefoot.agent.ranges import (
-    Block,
-    CopiesPlace,
-    MemoryPlace,
+from surefoot.agent.peers import PeerPlace, Peers
+from surefoot.agent.places import CopiesPlace, MemoryPlace, RunPlace, memory_place
+from surefoot.agent.reading import (
+    Fetched,
     Portion,
+    ReadPlace,
     Reads,
-    RunPlace,
-    fetch_portions,
-    memory_place,
+    ShardError,
+    close_all,
     portion_of,
+    read_portions,
 )
-from surefoot.agent.ranges import Place as NearPlace
 from surefoot.clock import boot_s, wall_s
-from surefoot.core.copies import Copy
 from surefoot.core.layout import StepId, commit_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range
-from surefoot.core.recovery import Place, Source
+from surefoot.core.recovery import Copy, Place, Source
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, TierError
 from surefoot.tiers.base import Tier
 
@@ -57,8 +52,8 @@ class Image:
     records: tuple[Mapping[str, Any], ...]
     held: ImageSet | None
     """The set in shared memory that it came from, if it did."""
-    reads: Reads | None = None
-    """What was read of its shards; None if all of them were taken whole."""
+    reads: Reads | None
+    """What was read for it; None if it was not: it is handed out where it lies."""
 
 
 class Loader:
@@ -93,55 +88,74 @@ class Loader:
         self._frozen.forget()
         self._needs.forget()
 
-    async def load_spread(self, spread: Spread) -> Image:
-        """A step from the memory of all nodes together: from this one's what it has, the rest from the others.
+    async def load(self, source: Source, manifest: Manifest | None) -> Image | None:
+        """A step, as far as this node's trainers need it; None if it cannot be used, and why is recorded.
 
-        Raises:
-            SurefootError: a part of it cannot be had, or is bad.
-        """
-        plan = await self._peers.plan(spread)
-        needs = await self._needs.ask(plan)
-        held = await self._peers.held(spread)
-        here = {_image_key(part.segment.rank): part for part in (held.parts if held is not None else ())}
-        places: list[NearPlace] = [MemoryPlace(self._memory, here), PeerPlace(self._peers, spread)]
-        portions = [_whole_portion(copy, needs) for copy in spread.holders]
-        records = await self._peers.records(spread)
-        fetched, counts_by_place = await fetch_portions(places, portions)
-        size_bytes = sum(copy.size_bytes for copy in spread.holders)
-        reads = Reads(needs.size_bytes if needs is not None else size_bytes, counts_by_place)
-        source = Source(spread.at, "ram", spread.plan, committed=False)
-        return Image(source, plan, fetched, records, held, reads)
-
-    async def load_from_all(self, spread: Spread) -> Image | None:
-        """The same; None if it cannot be had, and why is said."""
-        try:
-            return await self.load_spread(spread)
-        except (AgentError, CorruptError, ShardError, ObjectMissingError) as error:
-            what = f"step {spread.at.step} in the nodes' memory"
-            self.refused[what] = str(error)
-            self._journal.record("warning", what=f"{what} is passed over: {error}")
-            return None
-
-    async def load(self, source: Source, images: ImageSet | None, manifest: Manifest | None) -> Image | None:
-        """A step from this node's memory, or from the run's place and what is nearer; None if it cannot be used.
+        Args:
+            source: what to load.
+            manifest: that of a source in the run's place.
 
         Raises:
             TierError: a tier did not answer.
             AgentError: another node, or a trainer, did not.
         """
-        if images is not None:
-            return await self._load_held(source, images)
-        assert manifest is not None
+        if source.copies:
+            return await self._from_memory(source)
+        return await self._from_run(source, manifest) if manifest is not None else None
+
+    async def _from_memory(self, source: Source) -> Image | None:
+        try:
+            held = await self._peers.held(source)
+            if self._fleet.alone and held is not None and len(held.parts) == len(source.copies):
+                return await self._in_place(source, held)
+            return await self._put_together(source, held)
+        except (AgentError, CorruptError, ObjectMissingError) as error:
+            self.pass_over(f"step {source.at.step} in the nodes' memory", str(error))
+            return None
+
+    async def _put_together(self, source: Source, held: ImageSet | None) -> Image:
+        """A step from the memory of all nodes: from this one's what it has, the rest from the others."""
+        plan = await self._peers.plan(source)
+        needs = await self._needs.ask(plan)
+        here = {_image_key(part.segment.rank): part for part in (held.parts if held is not None else ())}
+        made: dict[Place, ReadPlace] = {
+            "ram": MemoryPlace(self._memory, here),
+            "peer": PeerPlace(self._peers, source),
+        }
+        records = await self._peers.records(source)
+        fetched, counts = await read_portions(
+            self._in_order(source, made), [_all_or_nothing(copy, needs) for copy in source.holders]
+        )
+        size_bytes = needs.size_bytes if needs is not None else sum(copy.size_bytes for copy in source.holders)
+        return Image(source, plan, fetched, records, held, Reads(size_bytes, counts))
+
+    async def _from_run(self, source: Source, manifest: Manifest) -> Image | None:
         plan = await self._plan(manifest)
         if plan is None:
             return None
         needs = await self._needs.ask(plan)
+        lost: dict[str, ShardError] = {}
+        made: dict[Place, ReadPlace] = {
+            "ram": await memory_place(self._memory, manifest),
+            source.place: RunPlace(self._books.tier, None if self._fleet.alone else lost),
+            "peer disk": PeerDrivesPlace(self._drives, lost),
+        }
+        if self._disks is not None:
+            made["disk copy"] = CopiesPlace(self._disks, self._drop_copy)
         try:
-            fetched, reads = await self._fetch(manifest, plan, needs)
+            portions = [portion_of(shard, plan, _wanted(shard, needs)) for shard in manifest.shards]
+            fetched, counts = await read_portions(self._in_order(source, made), portions)
         except ShardError as error:
             await self._quarantine(error.key, self._books.tier.name, error.why)
             return None
+        for key, bad in lost.items():
+            await self._quarantine(key, self._books.tier.name, bad.why)
+        reads = Reads(manifest.size_bytes if needs is None else needs.size_bytes, counts)
         return Image(source, plan, fetched, tuple(shard.record for shard in manifest.shards), None, reads)
+
+    def _in_order(self, source: Source, made: Mapping[Place, ReadPlace]) -> list[ReadPlace]:
+        places = source.read_from(drives=self._disks is not None, others=not self._fleet.alone)
+        return [made[place] for place in places]
 
     async def settled(self, image: Image) -> bool:
         """True once every trainer has the frozen tensors that an image needs; else the image is passed over."""
@@ -153,17 +167,8 @@ class Loader:
         if why is None:
             return True
         close_all(image.fetched)
-        what, place = f"step {image.source.at.step}", image.source.place
-        self.refused[f"{what} on {place}"] = why
-        self._journal.record("warning", what=f"{what} on {place} is passed over: {why}")
+        self.pass_over(f"step {image.source.at.step} on {image.source.place}", why)
         return False
-
-    def stored(self, manifest: Manifest | None) -> Sequence[Source]:
-        """The run's place as a source of a checkpoint; nothing if there is none."""
-        if manifest is None:
-            return []
-        place: Place = "object" if self._books.tier.name == "object" else "disk"
-        return [Source(manifest.at, place, manifest.plan, committed=True)]
 
     async def manifest(self, at: StepId, within_s: float = 0.0) -> Manifest | None:
         """A checkpoint's manifest; None if it cannot be used, or is not shown in that time."""
@@ -186,24 +191,6 @@ class Loader:
             await self._quarantine(plan_key(manifest.plan), self._books.tier.name, str(error))
             return None
 
-    async def _fetch(self, manifest: Manifest, plan: Plan, needs: Needs | None) -> tuple[list[Fetched], Reads | None]:
-        """The shards whole, or what is needed of them."""
-        if needs is None and self._fleet.alone:
-            return await fetch_step(self._books.tier, self._disks, manifest, plan, self._drop_copy), None
-        lost: dict[str, ShardError] = {}
-        places: list[NearPlace] = [await memory_place(self._memory, manifest)]
-        if self._disks is not None:
-            places.append(CopiesPlace(self._disks, self._drop_copy))
-        if self._fleet.alone:
-            places.append(RunPlace(self._books.tier))
-        else:
-            places += [RunPlace(self._books.tier, lost), PeerDrivesPlace(self._drives, lost)]
-        portions = [portion_of(shard, plan, _wanted(shard, needs)) for shard in manifest.shards]
-        fetched, counts = await fetch_portions(places, portions)
-        for key, error in lost.items():
-            await self._quarantine(key, self._books.tier.name, error.why)
-        return fetched, Reads(manifest.size_bytes if needs is None else needs.size_bytes, counts)
-
     async def _drop_copy(self, key: str, why: str) -> None:
         """A copy on a local drive is a short cut: a bad one must never stop a start."""
         assert self._disks is not None
@@ -213,7 +200,7 @@ class Loader:
         except TierError as error:
             self._journal.record("warning", what=f"a bad copy could not be removed: {error}")
 
-    async def _load_held(self, source: Source, images: ImageSet) -> Image | None:
+    async def _in_place(self, source: Source, images: ImageSet) -> Image | None:
         try:
             await self._memory.verify(images)
             plan = images.parts[0].segment.plan()
@@ -231,7 +218,12 @@ class Loader:
             )
             for part in images.parts
         ]
-        return Image(source, plan, fetched, records, images)
+        return Image(source, plan, fetched, records, images, None)
+
+    def pass_over(self, what: str, why: str) -> None:
+        """A source cannot be used."""
+        self.refused[what] = why
+        self._journal.record("warning", what=f"{what} is passed over: {why}")
 
     async def _quarantine(self, what: str, tier: str, why: str) -> None:
         self.refused[f"{what} on {tier}"] = why
@@ -244,11 +236,11 @@ def _image_key(rank: int) -> str:
     return f"image of rank {rank}"
 
 
-def _whole_portion(copy: Copy, needs: Needs | None) -> Portion:
+def _all_or_nothing(copy: Copy, needs: Needs | None) -> Portion:
     """All of an image, of which nothing but the hash of the whole is known; nothing of one that is not needed."""
-    whole = Block(0, copy.size_bytes, lambda data: xxhash.xxh3_128_hexdigest(data) == copy.xxh3_128)
     needed = needs is None or bool(needs.ranges(copy.rank, copy.size_bytes))
-    return Portion(copy.rank, _image_key(copy.rank), copy.size_bytes, [whole] if needed else [])
+    ranges = ((0, copy.size_bytes),) if needed else ()
+    return Portion(copy.rank, _image_key(copy.rank), copy.size_bytes, copy.xxh3_128, None, ranges)
 
 
 def _wanted(shard: Shard, needs: Needs | None) -> Callable[[int], Sequence[Range]]:

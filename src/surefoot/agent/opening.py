@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from surefoot.agent.choosing import Beginning, Starter, release
 from surefoot.agent.crew import Crew, Worker
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.journal import Journal
@@ -15,7 +16,6 @@ from surefoot.agent.relay import Relay
 from surefoot.agent.save_clock import SaveClock
 from surefoot.agent.shipping import Shipper
 from surefoot.agent.situation import Situation
-from surefoot.agent.start import Beginning, Starter, release
 from surefoot.clock import boot_s
 from surefoot.errors import SupersededError, SurefootError
 from surefoot.wire import Body

@@ -6,12 +6,11 @@ What is asked for is named by its key, and what is told is verified by whoever a
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Mapping
 
-from surefoot.agent.fetch import ShardError
 from surefoot.agent.fleet import Fleet
-from surefoot.agent.ranges import Portion
+from surefoot.agent.peers import answer_with, read_from, stretch_of
+from surefoot.agent.reading import Portion, ShardError
 from surefoot.core.documents import Fields
 from surefoot.core.layout import parse_shard
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, SurefootError, TierError
@@ -19,8 +18,6 @@ from surefoot.tiers.base import Tier
 from surefoot.wire import Body
 
 _ASK_WITHIN_S = 60.0
-_CHUNK_BYTES = 4 * 1024 * 1024
-_CHUNKS_AT_ONCE = 4
 
 
 class PeerDrives:
@@ -51,21 +48,10 @@ class PeerDrives:
             CorruptError: its drive fails, or they are not there.
             AgentError: it does not tell.
         """
-        turn = asyncio.Semaphore(_CHUNKS_AT_ONCE)
-
-        async def read(start: int) -> None:
-            part = buffer[start : start + _CHUNK_BYTES]
-            body = {"op": "shard bytes", "key": key, "offset": offset + start, "length": len(part)}
-            async with turn:
-                answer = Fields(await self._ask(node, body), f"{key} of node {node}")
-            if (why := answer.optional_text("error")) is not None:
-                raise ShardError(key, f"could not be had from node {node}: {why}")
-            data = answer.binary("data")
-            if len(data) != len(part):
-                raise CorruptError(f"{key} of node {node}: {len(data)} of {len(part)} bytes were told")
-            part[:] = data
-
-        await asyncio.gather(*(read(start) for start in range(0, len(buffer), _CHUNK_BYTES)))
+        try:
+            await read_from(self._fleet, node, {"op": "shard bytes", "key": key}, offset, buffer)
+        except CorruptError as error:
+            raise ShardError(key, str(error)) from error
 
     async def _ask(self, node: str, body: Body) -> Body:
         return await self._fleet.ask(node, body, _ASK_WITHIN_S)
@@ -85,16 +71,15 @@ class PeerDrives:
         return {"here": False}
 
     async def _tell_bytes(self, _node: str, body: Body) -> Body:
-        fields, key = Fields(body, "question about a shard"), _shard_key(body)
-        length = fields.integer("length", 1)
-        if self._drives is None or length > _CHUNK_BYTES:
-            raise ObjectMissingError(f"{length} bytes of {key} cannot be had")
-        data = bytearray(length)
+        key, (offset, length) = _shard_key(body), stretch_of(body)
+        if self._drives is None:
+            raise ObjectMissingError(f"{key} is not here: this node has no drives")
+        data = memoryview(bytearray(length))
         try:
-            await self._drives.read_into(key, fields.integer("offset"), memoryview(data))
+            await self._drives.read_into(key, offset, data)
         except TierError as error:
             return {"error": str(error)}
-        return {"data": await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))}
+        return await asyncio.to_thread(answer_with, data)
 
 
 class PeerDrivesPlace:

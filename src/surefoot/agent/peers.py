@@ -9,50 +9,22 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from surefoot.agent.fetch import ShardError
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.memory import Held, ImageSet, Memory
-from surefoot.agent.ranges import Portion
+from surefoot.agent.reading import Portion, ShardError
 from surefoot.agent.twins import Twins
-from surefoot.core.copies import Copy, Whole, wholes
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
-from surefoot.core.lineage import Cuts
 from surefoot.core.plan import Plan
+from surefoot.core.recovery import Copy, Source, wholes
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, SurefootError
 from surefoot.wire import Body
 
 _ASK_WITHIN_S = 60.0
 _CHUNK_BYTES = 4 * 1024 * 1024
-_CHUNKS_AT_ONCE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A whole step in the memory of several nodes."""
-
-    at: StepId
-    plan: str
-    holders: tuple[Copy, ...]
-    """By rank."""
-
-    @classmethod
-    def of(cls, whole: Whole) -> Spread:
-        return cls(whole.at, whole.plan, tuple(copies[0] for copies in whole.copies))
-
-    def to_json(self) -> Body:
-        return {"copies": [_copy_to_json(copy) for copy in self.holders]}
-
-    @classmethod
-    def from_json(cls, body: Body) -> Spread:
-        holders = tuple(_copy_from_json(one) for one in Fields(body, "order").items("copies"))
-        if not holders:
-            raise CorruptError("an order names no copies")
-        return cls(holders[0].at, holders[0].plan, holders)
 
 
 class Peers:
@@ -68,45 +40,42 @@ class Peers:
         fleet.answer("read", self._tell_bytes)
         fleet.answer("sift", self._sift)
 
-    async def whole(self, chain: Cuts | None = None) -> list[Whole]:
-        """Steps that are whole in all nodes' memory together, best first.
+    async def in_memory(self) -> tuple[list[Copy], list[str]]:
+        """What all nodes have in memory, second copies of what is lost among it; and the nodes that did not answer."""
+        copies, replicas, silent = await self._inventories()
+        return [*copies, *_of_the_lost(copies, replicas)], silent
 
-        Args:
-            chain: the lineage, for a start; without it every step counts, and so does what some nodes alone tell, with
-                what they have of those that do not.
+    async def newest(self) -> Source | None:
+        """The newest step that is whole in memory, whatever its lineage, with what the nodes have of those that do not
+        answer."""
+        copies, replicas, silent = await self._inventories()
+        of_silent = [copy for copy in replicas if self._fleet.node_of(copy.rank) in silent]
+        copies += _of_the_lost(copies, of_silent)
+        return next(iter(wholes(copies, {copy.at.generation: inf for copy in copies})), None)
 
-        Raises:
-            AgentError: for a start, if a node does not tell. Taken for empty, it could hold what is cut off by it.
-        """
-        copies = copies_of(await self._memory.sets(), self._fleet.me)
+    async def _inventories(self) -> tuple[list[Copy], list[Copy], list[str]]:
+        copies, replicas = copies_of(await self._memory.sets(), self._fleet.me), self._twins.copies()
         answers = await self._fleet.ask_all({"op": "inventory"}, _ASK_WITHIN_S)
-        silent = sorted(set(self._fleet.others) - set(answers))
-        if silent and chain is not None:
-            raise AgentError(f"node {', '.join(silent)} does not tell what it has in memory")
-        twins = self._twins.copies()
         for node, body in answers.items():
             fields = Fields(body, f"inventory of {node}")
-            for found, name in ((copies, "copies"), (twins, "twins")):
-                told = [_copy_from_json(one) for one in fields.items(name)]
+            for found, name in ((copies, "copies"), (replicas, "twins")):
+                told = [Copy.from_json(one) for one in fields.items(name)]
                 found += [copy for copy in told if copy.node == node]
-        if chain is None:
-            twins = [twin for twin in twins if self._fleet.node_of(twin.rank) in silent]
-        copies += _of_the_lost(copies, twins)
-        return wholes(copies, [], chain if chain is not None else {copy.at.generation: inf for copy in copies})
+        return copies, replicas, sorted(set(self._fleet.others) - set(answers))
 
-    async def plan(self, spread: Spread) -> Plan:
+    async def plan(self, source: Source) -> Plan:
         """The plan of a step.
 
         Raises:
             AgentError: nobody who holds an image tells it.
         """
         for segment in self._memory.segments:
-            if segment.plan_hash == spread.plan:
+            if segment.plan_hash == source.plan:
                 return segment.plan()
-        holder = spread.holders[0].node
-        answer = await self._fleet.ask(holder, {"op": "plan", "plan": spread.plan}, _ASK_WITHIN_S)
+        holder = source.holders[0].node
+        answer = await self._fleet.ask(holder, {"op": "plan", "plan": source.plan}, _ASK_WITHIN_S)
         plan = Plan.from_body(Fields(answer, f"plan of node {holder}").mapping("plan"))
-        if plan.hash != spread.plan:
+        if plan.hash != source.plan:
             raise AgentError(f"node {holder} told another plan than the one asked for")
         return plan
 
@@ -114,27 +83,27 @@ class Peers:
         """True if it lies in this node's own memory."""
         return copy.node == self._fleet.me
 
-    async def records(self, spread: Spread) -> tuple[Mapping[str, Any], ...]:
+    async def records(self, source: Source) -> tuple[Mapping[str, Any], ...]:
         """Every rank's record."""
-        return tuple(await asyncio.gather(*(self._record(copy) for copy in spread.holders)))
+        return tuple(await asyncio.gather(*(self._record(copy) for copy in source.holders)))
 
-    async def held(self, spread: Spread) -> ImageSet | None:
+    async def held(self, source: Source) -> ImageSet | None:
         """This node's part."""
-        parts = await self._memory.parts(spread.at, spread.plan)
-        for copy in spread.holders:
+        parts = await self._memory.parts(source.at, source.plan)
+        for copy in source.holders:
             if self.is_mine(copy) and copy.rank not in parts:
                 parts[copy.rank] = await self._twins.find(copy.at, copy.plan, copy.rank)
         same = tuple(
             held
             for rank, held in sorted(parts.items())
-            if rank < len(spread.holders) and held.image_hash == spread.holders[rank].xxh3_128
+            if rank < len(source.holders) and held.image_hash == source.holders[rank].xxh3_128
         )
-        return ImageSet(spread.at, spread.plan, same) if same else None
+        return ImageSet(source.at, source.plan, same) if same else None
 
-    async def sift(self, spread: Spread) -> None:
+    async def sift(self, source: Source) -> None:
         """A step turned out bad: every node looks for what is wrong with its part, and gives that up."""
-        await self._memory.sift(spread.at, spread.plan)
-        await self._fleet.ask_all({"op": "sift", **spread.at.to_json(), "plan": spread.plan}, _ASK_WITHIN_S)
+        await self._memory.sift(source.at, source.plan)
+        await self._fleet.ask_all({"op": "sift", **source.at.to_json(), "plan": source.plan}, _ASK_WITHIN_S)
 
     async def _record(self, copy: Copy) -> Mapping[str, Any]:
         if self.is_mine(copy):
@@ -146,28 +115,16 @@ class Peers:
         """Bytes of an image of another node.
 
         Raises:
-            AgentError: it does not tell them.
+            AgentError: it does not send them.
         """
-        turn = asyncio.Semaphore(_CHUNKS_AT_ONCE)
-
-        async def read(start: int) -> None:
-            part = buffer[start : start + _CHUNK_BYTES]
-            async with turn:
-                body = {"op": "read", **_about(copy), "offset": offset + start, "length": len(part)}
-                answer = await self._fleet.ask(copy.node, body, _ASK_WITHIN_S)
-            data = Fields(answer, "read").binary("data")
-            if len(data) != len(part):
-                raise AgentError(f"node {copy.node} told {len(data)} of {len(part)} bytes")
-            part[:] = data
-
-        await asyncio.gather(*(read(start) for start in range(0, len(buffer), _CHUNK_BYTES)))
+        await read_from(self._fleet, copy.node, {"op": "read", **_about(copy)}, offset, buffer)
 
     # ------------------------------------------------------------------ answers
 
     async def _tell_copies(self, _node: str, _body: Body) -> Body:
         return {
-            "copies": [_copy_to_json(copy) for copy in copies_of(await self._memory.sets(), self._fleet.me)],
-            "twins": [_copy_to_json(copy) for copy in self._twins.copies()],
+            "copies": [copy.to_json() for copy in copies_of(await self._memory.sets(), self._fleet.me)],
+            "twins": [copy.to_json() for copy in self._twins.copies()],
         }
 
     async def _tell_plan(self, _node: str, body: Body) -> Body:
@@ -181,16 +138,15 @@ class Peers:
         return {"record": (await self._asked_for(body)).record()}
 
     async def _tell_bytes(self, _node: str, body: Body) -> Body:
-        fields = Fields(body, "read")
+        offset, length = stretch_of(body)
         held = await self._asked_for(body)
-        offset, length = fields.integer("offset"), fields.integer("length", 1)
         image = held.segment.image(held.sealed.slot)
-        if length > _CHUNK_BYTES or offset + length > len(image):
+        if offset + length > len(image):
             raise ObjectMissingError(f"bytes {offset} to {offset + length} of an image of {len(image)} cannot be had")
-        data = await asyncio.to_thread(lambda: base64.b64encode(image[offset : offset + length]).decode("ascii"))
+        answer = await asyncio.to_thread(answer_with, image[offset : offset + length])
         if not held.unchanged():
             raise ObjectMissingError("the image moved on while it was read")
-        return {"data": data}
+        return answer
 
     async def _sift(self, _node: str, body: Body) -> Body:
         fields = Fields(body, "sift")
@@ -216,12 +172,12 @@ class PeerPlace:
 
     name = "peer"
 
-    def __init__(self, peers: Peers, spread: Spread) -> None:
+    def __init__(self, peers: Peers, source: Source) -> None:
         self._peers = peers
-        self._spread = spread
+        self._source = source
 
     async def size(self, portion: Portion) -> int:
-        holder = self._spread.holders[portion.rank]
+        holder = self._source.holders[portion.rank]
         if self._peers.is_mine(holder):
             # It was looked for in this node's memory first.
             raise ShardError(portion.key, "is not good in this node's memory, and no other node has it")
@@ -229,7 +185,7 @@ class PeerPlace:
 
     async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
         try:
-            await self._peers.read_into(self._spread.holders[portion.rank], offset, buffer)
+            await self._peers.read_into(self._source.holders[portion.rank], offset, buffer)
         except (AgentError, CorruptError) as error:
             raise ShardError(portion.key, f"could not be had from another node: {error}") from error
 
@@ -247,12 +203,48 @@ def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
             part.segment.rank,
             part.image_hash,
             part.segment.geometry.image_bytes,
-            "ram",
             node,
         )
         for one in sets
         for part in one.parts
     ]
+
+
+async def read_from(fleet: Fleet, node: str, question: Body, offset: int, buffer: memoryview) -> None:
+    """Bytes of what a question names, from another node, which answers with `answer_with`.
+
+    Raises:
+        CorruptError: it answered that they cannot be had, or with too few of them.
+        AgentError: it did not answer.
+    """
+    # One after the other: the reader reads several pieces at once.
+    for start in range(0, len(buffer), _CHUNK_BYTES):
+        part = buffer[start : start + _CHUNK_BYTES]
+        body = {**question, "offset": offset + start, "length": len(part)}
+        answer = Fields(await fleet.ask(node, body, _ASK_WITHIN_S), f"bytes of node {node}")
+        if (why := answer.optional_text("error")) is not None:
+            raise CorruptError(f"could not be had from node {node}: {why}")
+        data = answer.binary("data")
+        if len(data) != len(part):
+            raise CorruptError(f"node {node} sent {len(data)} of {len(part)} bytes")
+        part[:] = data
+
+
+def stretch_of(question: Body) -> tuple[int, int]:
+    """The offset and the length that another node asks for.
+
+    Raises:
+        ObjectMissingError: more than a message holds.
+    """
+    fields = Fields(question, "question about bytes")
+    offset, length = fields.integer("offset"), fields.integer("length", 1)
+    if length > _CHUNK_BYTES:
+        raise ObjectMissingError(f"{length} bytes cannot be had at once")
+    return offset, length
+
+
+def answer_with(data: memoryview) -> Body:
+    return {"data": base64.b64encode(data).decode("ascii")}
 
 
 def _of_the_lost(copies: list[Copy], twins: list[Copy]) -> list[Copy]:
@@ -263,22 +255,3 @@ def _of_the_lost(copies: list[Copy], twins: list[Copy]) -> list[Copy]:
 
 def _about(copy: Copy) -> Body:
     return {**copy.at.to_json(), "plan": copy.plan, "rank": copy.rank}
-
-
-def _copy_to_json(copy: Copy) -> Body:
-    more = {"world_size": copy.world_size, "xxh3_128": copy.xxh3_128, "bytes": copy.size_bytes, "node": copy.node}
-    return {**_about(copy), **more}
-
-
-def _copy_from_json(data: Any) -> Copy:
-    fields = Fields(data, "copy")
-    return Copy(
-        StepId.of(fields),
-        fields.text("plan"),
-        fields.integer("world_size", 1),
-        fields.integer("rank"),
-        fields.text("xxh3_128"),
-        fields.integer("bytes"),
-        "ram",
-        fields.text("node"),
-    )

@@ -20,12 +20,12 @@ from pathlib import Path
 from surefoot.agent.fleet import Fleet
 from surefoot.agent.memory import Held, Memory
 from surefoot.core import documents
-from surefoot.core.copies import Copy
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range
+from surefoot.core.recovery import Copy
 from surefoot.core.twins import MAX_OWN_BYTES, own_ranges
 from surefoot.errors import CorruptError, ObjectMissingError, ResourceError
 from surefoot.home import Home
@@ -174,7 +174,6 @@ class Twins:
                 keepsake.rank,
                 keepsake.image_hash,
                 source.plan().image(keepsake.rank).size_bytes,
-                "ram",
                 self._fleet.me,
             )
             for of_rank in self._kept.values()

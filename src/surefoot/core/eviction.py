@@ -8,11 +8,11 @@ whether an older upload is finished before an eviction's newest step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.core.copies import Whole
 from surefoot.core.layout import StepId
+from surefoot.core.recovery import Source
 
 _ASSUMED_BYTES_PER_S = 100e6
 """Before anything was measured."""
@@ -155,13 +155,12 @@ def late_target(counted: Mapping[str, Sequence[Count]], members: Collection[str]
 # ---------------------------------------------------------------------- which step is shipped from memory
 
 
-def newest_to_ship(wholes: Iterable[Whole], durable: StepId | None) -> Whole | None:
+def newest_to_ship(newest: Source | None, durable: StepId | None) -> Source | None:
     """The newest step of which all nodes' memory together has every rank's image, unless it is durable already."""
-    newest = next(iter(wholes), None)
     return newest if newest is not None and (durable is None or newest.at > durable) else None
 
 
-def shipped_elsewhere(step: Whole, node_of: Callable[[int], str | None]) -> tuple[tuple[int, str], ...]:
+def shipped_elsewhere(step: Source, node_of: Callable[[int], str | None]) -> tuple[tuple[int, str], ...]:
     """Ranks whose own node does not have their image, and the node that ships it instead."""
     holders = {rank: [copy.node for copy in copies] for rank, copies in enumerate(step.copies)}
     return tuple((rank, nodes[0]) for rank, nodes in holders.items() if node_of(rank) not in nodes)

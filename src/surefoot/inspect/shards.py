@@ -11,9 +11,11 @@ from surefoot.agent.image_hash import BlockHash
 from surefoot.core.frozen import named_by
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Plan
+from surefoot.core.ranges import Range, cut
 from surefoot.errors import CorruptError
 from surefoot.inspect.progress import Progress
 from surefoot.tiers.base import Tier
+from surefoot.tiers.read_ahead import read_ahead
 
 CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -60,22 +62,21 @@ async def check_bytes(
     digest = xxhash.xxh3_128()
     differs = False
     buffers = [memoryview(bytearray(min(CHUNK_BYTES, max(1, size_bytes)))) for _ in range(2)]
-    starts = range(0, size_bytes, CHUNK_BYTES)
-    reading = asyncio.ensure_future(_read(tier, key, size_bytes, 0, buffers[0]))
-    try:
-        for number, start in enumerate(starts):
-            chunk = await reading
-            if start + CHUNK_BYTES < size_bytes:
-                free = buffers[(number + 1) % 2]
-                reading = asyncio.ensure_future(_read(tier, key, size_bytes, start + CHUNK_BYTES, free))
-            expected = header[start : start + len(chunk)]
+
+    async def read(piece: Range) -> memoryview:
+        start, stop = piece
+        chunk = buffers[start // CHUNK_BYTES % 2][: stop - start]
+        await tier.read_into(key, start, chunk)
+        return chunk
+
+    async with read_ahead(read, cut([(0, size_bytes)], CHUNK_BYTES), len(buffers)) as chunks:
+        async for (start, stop), chunk in chunks:
+            expected = header[start:stop]
             differs |= chunk[: len(expected)] != expected
             await asyncio.to_thread(digest.update, chunk)
             if also is not None:
                 await asyncio.to_thread(also, chunk)
             progress.advance(len(chunk))
-    finally:
-        reading.cancel()
     if digest.hexdigest() != xxh3_128:
         raise CorruptError("its bytes do not match their hash")
     if differs:
@@ -115,10 +116,3 @@ def _expected_header(shard: Shard, plan: Plan | None) -> bytes:
     if image.size_bytes != shard.size_bytes:
         raise CorruptError(f"has {shard.size_bytes} bytes, its plan needs {image.size_bytes}")
     return image.header
-
-
-async def _read(tier: Tier, key: str, size_bytes: int, start: int, buffer: memoryview) -> memoryview:
-    part = buffer[: min(len(buffer), size_bytes - start)]
-    if len(part):
-        await tier.read_into(key, start, part)
-    return part

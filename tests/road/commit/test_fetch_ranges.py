@@ -1,4 +1,4 @@
-"""Parts of shards from several places: what is read, what is verified, and what happens to what is bad."""
+"""Shards, whole and in part, from several places: what is read, what is verified, and what happens to what is bad."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.fetch import Fetched, ShardError, close_all
+from surefoot.agent import reading
 from surefoot.agent.image_hash import ImageHash
-from surefoot.agent.ranges import CopiesPlace, Place, Portion, RunPlace, fetch_portions, portion_of
+from surefoot.agent.places import CopiesPlace, RunPlace
+from surefoot.agent.reading import Fetched, Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
@@ -48,16 +49,16 @@ class Places:
             path.parent.mkdir(parents=True)
             path.write_bytes(DATA)
 
-    async def _refuse(self, key: str, why: str) -> None:
+    async def refuse(self, key: str, why: str) -> None:
         self.refused.append((key, why))
 
     def fetch(self, wanted: Sequence[Range] = WANTED) -> tuple[Fetched, Counter[str], Portion]:
         async def run() -> tuple[Fetched, Counter[str], Portion]:
             copies, own = DiskTier(self.copy.parents[2]), DiskTier(self.own.parents[2])
             try:
-                places: list[Place] = [CopiesPlace(copies, self._refuse), RunPlace(own)]
+                places: list[ReadPlace] = [CopiesPlace(copies, self.refuse), RunPlace(own)]
                 portion = portion_of(self.shard, PLAN, lambda _gap: wanted)
-                (fetched,), counts = await fetch_portions(places, [portion])
+                (fetched,), counts = await read_portions(places, [portion])
                 return fetched, counts, portion
             finally:
                 await copies.close()
@@ -101,7 +102,7 @@ def test_only_the_blocks_that_are_needed(places: Places) -> None:
     fetched, counts, portion = places.fetch()
     check(fetched, WANTED)
     assert counts == {"disk copy": total_bytes(in_blocks(WANTED, BLOCK, SIZE))}
-    assert portion.ranges == [(0, 10_000), (30_000, 60_000), (90_000, SIZE)]
+    assert portion.ranges == ((0, 10_000), (30_000, 60_000), (90_000, SIZE))
     assert places.refused == []
 
 
@@ -158,13 +159,65 @@ def test_a_block_that_is_bad_everywhere_is_named(places: Places) -> None:
         places.fetch()
 
 
+def whole_of(places: Places) -> tuple[bytes, Counter[str]]:
+    fetched, counts, _portion = places.fetch([(0, SIZE)])
+    try:
+        assert fetched.ranges is None
+        return os.pread(fetched.fd, SIZE, 0), counts
+    finally:
+        close_all([fetched])
+
+
+@pytest.fixture(params=[16 * 1024 * 1024, 30_000], ids=["at once", "in pieces"])
+def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(reading, "_PIECE_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("piece_bytes")
+def test_a_whole_shard_is_verified_as_a_whole(places: Places) -> None:
+    """By one hash; of a damaged one the good blocks stay, and the bad ones come from the next place."""
+    assert whole_of(places) == (DATA, {"disk copy": SIZE})
+    flip(places.copy, 41_000, 15_000)
+    flip(places.own, 52_000)
+    assert whole_of(places) == (DATA, {"disk copy": SIZE, "disk": 2 * BLOCK})
+    assert places.refused == [(places.shard.key, "its bytes 10000 to 20000 do not match the sum of their block")]
+
+
+@pytest.mark.usefixtures("piece_bytes")
+@pytest.mark.parametrize("damage", [(), (41_000,)])
+def test_a_hash_that_contradicts_the_sums_is_believed(tmp_path: Path, damage: tuple[int, ...]) -> None:
+    """Sums that all hold make no shard good whose hash is another, from one place or from two."""
+    places = Places(tmp_path, replace(shard_of(DATA, BLOCK), xxh3_128="0" * 32))
+    flip(places.copy, *damage)
+    with pytest.raises(ShardError, match="its bytes do not match their hash"):
+        whole_of(places)
+
+
+def test_nothing_is_handed_out_that_no_place_has(places: Places) -> None:
+    """Missing or damaged bytes are never taken for zeros, also if the last place refuses them without an error."""
+
+    async def read(*wanted: Range) -> None:
+        tier = DiskTier(places.copy.parents[2])
+        try:
+            portion = portion_of(places.shard, PLAN, lambda _gap: wanted)
+            await read_portions([CopiesPlace(tier, places.refuse)], [portion])
+        finally:
+            await tier.close()
+
+    flip(places.copy, 41_000)
+    for wanted in ((0, SIZE), (41_000, 41_001)):
+        with pytest.raises(ShardError, match="bytes 40000 to 50000 are good in no place"):
+            asyncio.run(read(wanted))
+    places.copy.unlink()
+    with pytest.raises(ShardError, match=f"bytes 0 to {SIZE} are good in no place"):
+        asyncio.run(read((0, SIZE)))
+
+
+@pytest.mark.usefixtures("piece_bytes")
 def test_a_shard_without_sums_is_read_whole(tmp_path: Path) -> None:
     """As it was saved before there were sums: verified by the hash of all its bytes."""
     places = Places(tmp_path, shard_of(DATA, None))
     flip(places.copy, 15_000)
-    fetched, counts, _portion = places.fetch()
-    assert os.pread(fetched.fd, SIZE, 0) == DATA
-    assert fetched.ranges == ((0, SIZE),)
-    close_all([fetched])
-    assert counts == {"disk copy": SIZE, "disk": SIZE}
+    assert whole_of(places) == (DATA, {"disk copy": SIZE, "disk": SIZE})
     assert places.refused == [(places.shard.key, "its bytes do not match their hash")]

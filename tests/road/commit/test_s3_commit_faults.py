@@ -267,7 +267,7 @@ def truncated(past: Bucket, prefix: str, number: int) -> bytes:
 def test_a_listing_that_breaks_off_starts_nobody_at_an_older_step(past: Bucket, prefix: str, number: int) -> None:
     """A page that says it is truncated and names no continuation: refused, or made up for by what else is known."""
     page, hit = truncated(past, prefix, number), listing(prefix)
-    with past.machine(name(), through_proxy=True, bounds={"start._LISTED_WITHIN_S": 1.0}) as place:
+    with past.machine(name(), through_proxy=True, bounds={"choosing._LISTED_WITHIN_S": 1.0}) as place:
         with past.proxy.armed(lambda request: page if hit(request) else None):
             agent = place.start(1, SMALL)
             opened = place.open()[0] if agent.error is None else agent.answer

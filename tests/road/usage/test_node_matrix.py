@@ -187,12 +187,14 @@ class Train:
         return False
 
     def _newest(self, rank: int) -> list[tuple[Path, int]]:
-        """A rank's image of the newest step in memory, once it is there: the file, and where in it the middle lies."""
+        """A rank's image of the newest step in memory, once it is hashed: the file, and where in it the middle lies."""
         found = []
         for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.seg"):
             segment = open_segment_file(path)
             layout = segment.geometry
-            slots = [sealed.slot for sealed in segment.all_sealed() if sealed.at.step == SAVED_STEPS]
+            newest = [sealed for sealed in segment.all_sealed() if sealed.at.step == SAVED_STEPS]
+            # Bytes that are damaged before they are hashed would be taken for what the trainer staged.
+            slots = [sealed.slot for sealed in newest if sealed.image_hash is not None]
             found += [(path, layout.image_offset(slot) + layout.image_bytes // 2) for slot in slots]
         return found
 
