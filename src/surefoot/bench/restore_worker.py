@@ -30,7 +30,9 @@ def main() -> None:
     if number:
         # A process that starts again has parameters, and an optimizer that has not stepped.
         training.optimizer.state.clear()
-    run = surefoot.Run(place / "run", interval_s=_NEVER_DUE_S, model=training.model, optimizer=training.optimizer)
+    model, optimizer = training.model, training.optimizer
+    # Every step is staged, however long that takes: `_train` waits for the last one to be sealed.
+    run = surefoot.Run(place / "run", interval_s=_NEVER_DUE_S, stage=1, model=model, optimizer=optimizer)
     (place / WAITING.format(round=number, rank=rank)).touch()
     _wait_for(place / GO.format(round=number))
     start_s = time.perf_counter()
