@@ -19,6 +19,7 @@ from pathlib import Path
 from surefoot.board import Board, NodeWord, Phase, RankWord
 
 _BEAT_S = 0.001
+_SUPERVISOR = os.getpid()
 
 
 def main() -> int:
@@ -120,7 +121,7 @@ def child(play: Callable[[], None]) -> int:
 
 
 def beat() -> None:
-    if os.getppid() == 1:
+    if os.getppid() != _SUPERVISOR:
         os._exit(1)
     time.sleep(_BEAT_S)
 

@@ -3,7 +3,7 @@
     python lora_job.py OPTIONS
 
 OPTIONS are JSON: to, total, log, seed (of the base), and what a test wants beside: mib, disk, average, touch, thaw,
-thawed, by_restart, held_at (saved there, and held until it is killed; the first start), ddp.
+thawed, by_restart, held_at (the step that is saved, and held after it until a kill; the first start), ddp.
 Writes one JSON line for its start and one for each step to the log.
 """
 
@@ -100,8 +100,9 @@ def main(options: dict[str, Any]) -> None:
             average=mean(),
         )
         for step in run.steps(options["total"]):
-            if step == options.get("held_at") and run.generation == 1:
-                run.save("held", wait=True)
+            if run.generation == 1 and step + 1 == options.get("held_at"):
+                run.save("held", wait=True)  # durable when this step ends
+            if run.generation == 1 and step == options.get("held_at"):
                 signal.pause()
             tokens = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(100 * step + rank))
             loss = model(tokens).square().mean()
