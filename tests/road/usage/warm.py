@@ -8,6 +8,7 @@ one, since the agent takes a trainer's parent for its launch.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -226,6 +227,9 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     import_module("torch._dynamo")
     assert threading.active_count() == 1, "a process with threads must not fork"
     del torch, surefoot
+    # What is imported here is no garbage: its children need not look for any in it, which would take most of their time.
+    gc.collect()
+    gc.freeze()
     stream = connection.makefile("rw")
     running: set[int] = set()
 
