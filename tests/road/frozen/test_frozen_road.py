@@ -182,15 +182,14 @@ def test_what_only_looks_frozen_is_saved_with_every_step(lora: Lora) -> None:
 
 def test_two_ranks_save_the_base_once(lora: Lora) -> None:
     """Under DDP each rank writes its half; a restart with another base loads it on both ranks."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    lora.play(*torchrun, total=8, ddp=True)
+    lora.play(ranks=2, total=8, ddp=True)
     files = [load_file(file) for file in lora.frozen()]
     assert len(files) == 2
     assert not files[0].keys() & files[1].keys()
     sizes = [sum(tensor.nbytes for tensor in file.values()) for file in files]
     assert sum(sizes) == 64 * MIB + 64 * 1024 * 2
     assert max(sizes) - min(sizes) <= 4 * MIB
-    lora.play(*torchrun, total=10, ddp=True, seed=5)
+    lora.play(ranks=2, total=10, ddp=True, seed=5)
     (loaded,) = lora.events("frozen_loaded")
     assert loaded["bytes"] == sum(sizes)
     assert {start["base"] for start in lora.starts()} == {lora.starts()[0]["base"]}
@@ -201,7 +200,7 @@ def test_two_ranks_save_the_base_once(lora: Lora) -> None:
 def test_a_killed_worker_resumes_from_memory_with_the_saved_base(lora: Lora, undisturbed: Lora) -> None:
     """A trainer that is started again and makes another base: the step comes from memory, the base from the run."""
     supervised = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-restarts", "3")
-    process = lora.start(*supervised, to=None, total=TOTAL, by_restart=5, held_at=12)
+    process = lora.launch(*supervised, to=None, total=TOTAL, by_restart=5, held_at=12)
     lora.until(lambda: 12 in lora.commits(), "the checkpoint")
     os.kill(lora.starts()[0]["pid"], signal.SIGKILL)
     assert process.wait(lora.within_s) == 0, lora.output
@@ -266,7 +265,7 @@ def test_a_bucket_has_the_base_too(lora: Lora, s3_env: S3Server, undisturbed: Lo
 def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     """Committed without its base, which is said: resumed by a script that makes the same one, refused by another."""
     surefoot = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-mb-per-s", "0.5", "--grace", "8")
-    process = lora.start(*surefoot, to=None, total=100_000)
+    process = lora.launch(*surefoot, to=None, total=100_000)
     lora.until(lambda: lora.events("frozen_saving"), "the beginning of the upload")
     process.terminate()
     assert process.wait(60) == 75, lora.output

@@ -227,7 +227,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     import_module("torch._dynamo")
     assert threading.active_count() == 1, "a process with threads must not fork"
     del torch, surefoot
-    # What is imported here is no garbage: its children need not look for any in it, which would take most of their time.
+    # What is imported here is not garbage: looking for some in it would take most of its children's time.
     gc.collect()
     gc.freeze()
     stream = connection.makefile("rw")
