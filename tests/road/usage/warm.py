@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-WITHIN_S = 180.0
+WITHIN_S = 120.0
 """Generous bound on everything that is waited for."""
 _SAY_WHERE = signal.SIGUSR2
 """A trainer prints the stack of each of its threads at this signal."""
@@ -148,6 +148,8 @@ class Warm:
         }
         self._write(request)
         pid = self._read_answer()["pid"]
+        # Numbers of processes come again.
+        self._codes.pop(pid, None)
         self._pids.add(pid)
         return Job(pid, output, self._poll)
 
