@@ -13,7 +13,7 @@ _SUREFOOT = Path(sys.executable).parent / "surefoot"
 
 
 def _bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([_SUREFOOT, "bench", *options], capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run([_SUREFOOT, "bench", *options], capture_output=True, text=True, timeout=240, check=False)
 
 
 def _results(*options: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ _SUREFOOT = Path(sys.executable).parent / "surefoot"
 
 def _bench(*options: str) -> dict[str, Any]:
     command = [_SUREFOOT, "bench", *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert all(math.isfinite(value) for value in answer.values())

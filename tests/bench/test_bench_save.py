@@ -30,7 +30,7 @@ _FIELDS = {
 
 def _bench(*options: str) -> subprocess.CompletedProcess[str]:
     command = [_SUREFOOT, "bench", "save", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _check(row: dict[str, Any]) -> None:
