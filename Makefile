@@ -26,8 +26,9 @@ lint: install
 # Tests that start no trainers and wait for nothing.
 PURE := tests/core tests/data tests/finops tests/simulation tests/docs/test_cases_page.py tests/docs/test_evidence_page.py \
 	tests/test_board.py tests/test_home.py tests/test_imports.py tests/test_segment.py tests/test_wire.py
-# A file at a time and worker, in the order that tests/conftest.py gives: long ones first.
-WORKERS ?= 2
+# A file at a time and worker, in the order that tests/conftest.py gives: long ones first. Where real processes run, a
+# worker waits for almost half of its time: three keep two cores busy.
+WORKERS ?= 3
 SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some hundred tests stop and kill processes at moments that a busy machine may make them miss. What fails is tried once
 # more; if it passes then, its name still ends the output, for it is a fault to be looked for, of the test or of the

@@ -261,7 +261,7 @@ def test_a_bucket_has_the_base_too(lora: Lora, s3_env: S3Server, undisturbed: Lo
     _resumed_like(lora, undisturbed, 12)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.soak), 5])
 def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     """Committed without its base, which is said: resumed by a script that makes the same one, refused by another."""
     surefoot = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-mb-per-s", "0.5", "--grace", "8")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from plain_s3 import PlainS3
 from safetensors.torch import load_file
@@ -105,6 +106,7 @@ def tensors(image: Image, prefix: str) -> list[Range]:
     return [(start, start + box.size_bytes) for box, start in image.places if box.name.startswith(prefix)]
 
 
+@pytest.mark.soak
 def test_from_memory(stage: Stage) -> None:
     """Two copies of two parts on four ranks, all killed: three ranks find everything in memory, and read nothing."""
     job = Job(stage)
@@ -172,6 +174,7 @@ def test_from_disk_and_past_what_is_damaged(stage: Stage) -> None:
     assert "do not match the sum of their block" in bad["why"]
 
 
+@pytest.mark.soak
 def test_from_a_bucket(stage: Stage, s3_server: S3Server) -> None:
     """What two replicas saved: into three shards, and from there into one plain process."""
     prefix = f"run-{uuid.uuid4().hex[:8]}"
