@@ -38,6 +38,7 @@ AGAIN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks \
 # A test that hangs is ended with the stack of each of its threads, and fails. None waits that long for its children.
 ENDS_IN = -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
 
+check: WORKERS = 2
 check: lint
 	$(BIN)/python -m pytest -q -m "not soak and not campaign" $(SPREAD) $(ENDS_IN)=60 $(PURE)
 
@@ -52,7 +53,7 @@ campaign: install
 	$(BIN)/python -m pytest -m campaign tests
 
 bench: install
-	$(BIN)/surefoot bench all
+	$(BIN)/python -m benchmarks all
 
 clean:
 	rm -rf $(VENV)

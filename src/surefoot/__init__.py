@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefoot.errors import SurefootError
+from surefoot.errors import (
+    AgentError,
+    ConfigError,
+    CorruptError,
+    ResourceError,
+    RestoreError,
+    RunBusyError,
+    SupersededError,
+    SurefootError,
+    TierError,
+    UnsupportedStateError,
+    UsageError,
+)
 from surefoot.exits import Evicted, Superseded
 
 if TYPE_CHECKING:
     from surefoot.trainer.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["Evicted", "Run", "Superseded", "SurefootError", "__version__"]
+__all__ = [
+    "AgentError",
+    "ConfigError",
+    "CorruptError",
+    "Evicted",
+    "ResourceError",
+    "RestoreError",
+    "Run",
+    "RunBusyError",
+    "Superseded",
+    "SupersededError",
+    "SurefootError",
+    "TierError",
+    "UnsupportedStateError",
+    "UsageError",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

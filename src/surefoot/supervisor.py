@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,8 +55,9 @@ class LaunchConfig:
 class Supervisor:
     """Keeps one launch going until it is finished, evicted, superseded, or failed for good."""
 
-    def __init__(self, launch: LaunchConfig, agent: AgentConfig) -> None:
+    def __init__(self, launch: LaunchConfig, agent: AgentConfig, options: Mapping[str, str]) -> None:
         self._launch = launch
+        self._options = options
         self._config = replace(agent, supervised=True, owner_pid=os.getpid())
         self._agent: subprocess.Popen[bytes] | None = None
         self._answer: dict[str, Any] = {}
@@ -279,7 +280,7 @@ class Supervisor:
             **threads,
             **os.environ,
             "SUREFOOT_AGENT": str(self._answer["socket"]),
-            "SUREFOOT_TO": self._config.uri,
+            **self._options,
         }
         self._torchrun = subprocess.Popen(command, env=environment, preexec_fn=_deaf)
         self._tell({"op": "torchrun", "pid": self._torchrun.pid})

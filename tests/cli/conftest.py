@@ -23,8 +23,8 @@ def started(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> It
     jobs = {name: Job(place / name, s3_server.env) for name in ("finished", "evicted", "killed")}
     try:
         finished = jobs["finished"]
-        finished.supervise(STEPS, "--to", str(place / "run"), "--disk", str(place / "disk"), "--interval", "600")
-        jobs["evicted"].supervise(100_000, "--to", s3_server.url("cli"), "--interval", "600", "--grace", "120")
+        finished.supervise(STEPS, "--to", str(place / "run"), "--disk", str(place / "disk"), "--interval-s", "600")
+        jobs["evicted"].supervise(100_000, "--to", s3_server.url("cli"), "--interval-s", "600", "--grace-s", "120")
         yield jobs
     finally:
         for job in jobs.values():
@@ -49,7 +49,7 @@ def evicted(started: dict[str, Job], s3_server: S3Server) -> Evicted:
     cleaned, by_id = job.command("clean", "--json"), job.command("clean", "--run", run_id)
     after = _names(job.memory)
     by_uri = job.command("status", uri)
-    said = job.command("evict", uri, "--grace", "100", "--json")
+    said = job.command("evict", uri, "--grace-s", "100", "--json")
     code = job.wait()
     steps = len(job.log.read_text().splitlines())
     gone = job.command("evict", uri)

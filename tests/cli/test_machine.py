@@ -123,9 +123,9 @@ def test_a_run_is_found_by_uri_or_id_or_not_at_all(
 @pytest.mark.parametrize("grace", ["0", "-1", "nan", "inf"])
 def test_evict_refuses_an_impossible_grace(surefoot: Command, nothing_here: Path, grace: str) -> None:
     """Before anybody is asked."""
-    answer = surefoot("evict", "0123456789abcdef", "--grace", grace)
+    answer = surefoot("evict", "0123456789abcdef", "--grace-s", grace)
     assert answer.code == 2
-    assert "--grace" in answer.err
+    assert "--grace-s" in answer.err
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "clean", "status"])

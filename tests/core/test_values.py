@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
+import argparse
 import base64
 import collections
 import contextlib
 import dataclasses
 import datetime as dt
 import enum
-import fractions
 import json
 import math
 import random
@@ -29,9 +29,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from surefoot.core.values import MAX_DEPTH, Extra, Place, decode, dumps, encode, loads, refusal
+from surefoot.core.values import MAX_DEPTH, At, Form, decode, encode, refusal
 from surefoot.errors import ConfigError, CorruptError, UnsupportedStateError
 
+
+def dumps(encoded: Any) -> bytes:
+    return json.dumps(encoded, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+loads = json.loads
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 T = TypeVar("T")
 
@@ -90,21 +96,10 @@ class Derived(Config, Generic[T], abc.ABC):
 @dataclasses.dataclass
 class Hooked:
     x: int
-
-    @property
-    def y(self) -> int:
-        return 1
+    y: int
 
 
-Hooked.__dataclass_fields__["y"] = Hooked.__dataclass_fields__["x"]
-
-
-@dataclasses.dataclass
-class Finalised:
-    x: int
-
-    def __del__(self) -> None:
-        RAN.append("deleted")
+Hooked.y = property(lambda self: self._y, lambda self, y: setattr(self, "_y", y))  # type: ignore[assignment]
 
 
 @dataclasses.dataclass
@@ -142,8 +137,8 @@ def fingerprint(value: Any) -> Any:
         return kind, sorted(map(repr, map(fingerprint, value)))
     if dataclasses.is_dataclass(value):
         return kind, [fingerprint(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if kind is slice:
-        return kind, fingerprint([value.start, value.stop, value.step])
+    if kind is argparse.Namespace:
+        return kind, fingerprint(vars(value))
     if kind in (dt.datetime, dt.time):
         return kind, repr(value), value.fold
     return kind, repr(value) if kind is Decimal else value
@@ -200,10 +195,7 @@ ZOO: dict[str, object] = {
     "counter": Counter({"a": 3, 7: -1}),
     "deques": [deque(), deque([1, 2], 2), deque([[]], None), deque(maxlen=0)],
     "range": [range(5), range(3, -7, -2), range(2**70)],
-    "slice": [slice(None), slice(1, (2,), "x")],
-    "ellipsis": ...,
     "decimal": [Decimal("1.10"), Decimal("-0E-3"), Decimal("sNaN12"), Decimal("-Infinity"), Decimal("1E+999999")],
-    "fraction": fractions.Fraction(-(10**30), 7),
     "date": [dt.date.min, dt.date(2024, 2, 29)],
     "datetime": [
         dt.datetime(2024, 1, 2, 3, 4, 5, 678901),
@@ -213,7 +205,8 @@ ZOO: dict[str, object] = {
     "time": [dt.time(1, 2, 3, 4, fold=1), dt.time(tzinfo=dt.timezone(dt.timedelta(microseconds=-1)))],
     "timedelta": [dt.timedelta.min, dt.timedelta(days=-1, microseconds=1)],
     "path": [PosixPath("/a/../b"), PurePosixPath("rel/x"), PosixPath("a\udcff")],
-    "uuid": [uuid.UUID(int=5), uuid.UUID(int=6, is_safe=uuid.SafeUUID.safe)],
+    "uuid": [uuid.UUID(int=5), uuid.UUID(int=2**128 - 1)],
+    "namespace": argparse.Namespace(lr=0.1, names=["a"], sub=argparse.Namespace(x=(1,))),
     "enum": [Colour.RED, Colour.GREEN, Level.SMALL, Bits.B, Outer.Inner.ONE, signal.SIGTERM],
     "namedtuple": [Point(1.0), Pair(1, Pair([2], 3)), Fancy(1, 2)],
     "dataclass": [Config(0.1, ["a"]), Frozen((1,)), Derived(1.0, [], {1: 2})],
@@ -287,11 +280,14 @@ def test_long_lists_of_ints_are_packed(values: list[int], width: str, raw: bytes
 
 
 def test_python_rng_goes_on_where_it_was() -> None:
-    """A restored generator state draws the same numbers."""
+    """A restored generator, or its state, draws the same numbers."""
     source, other = random.Random(3), random.Random(4)
     source.gauss(0, 1)
     other.setstate(through(source.getstate()))
-    assert [source.gauss(0, 1) for _ in range(700)] == [other.gauss(0, 1) for _ in range(700)]
+    whole = through(source)
+    expected = [source.gauss(0, 1) for _ in range(700)]
+    assert [other.gauss(0, 1) for _ in range(700)] == expected
+    assert [whole.gauss(0, 1) for _ in range(700)] == expected
 
 
 def test_sets_are_written_in_one_order() -> None:
@@ -342,13 +338,12 @@ HASHABLE = st.one_of(
     st.binary(max_size=20),
     st.complex_numbers(),
     st.decimals(allow_nan=False),
-    st.fractions(),
     st.dates(),
     st.datetimes(timezones=ZONES),
     st.times(timezones=ZONES),
     st.timedeltas(),
     st.uuids(),
-    st.sampled_from([*Colour, *Level, ..., range(3), PurePosixPath("a")]),
+    st.sampled_from([*Colour, *Level, range(3), PurePosixPath("a")]),
 )
 
 
@@ -369,7 +364,6 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.builds(Point, FLOATS, inner),
         st.builds(Config, FLOATS, inner),
         st.builds(Frozen, inner),
-        st.builds(slice, inner, inner),
     )
 
 
@@ -436,7 +430,8 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "in_ordered": (OrderedDict(a=[len]), "x.a[0]", "builtin_function_or_method"),
     "in_namedtuple": ([Point(1.0, len)], "x[0].y", "builtin_function_or_method"),
     "in_dataclass": (Config(1.0, [len]), "x.names[0]", "builtin_function_or_method"),
-    "in_slice": (slice(0, len), "x.stop", "builtin_function_or_method"),
+    "in_namespace": (argparse.Namespace(a=[len]), "x.a[0]", "builtin_function_or_method"),
+    "slice": (slice(0, 1), "x", "slice"),
     "in_long_list": ([0] * 99 + [len], "x[99]", "builtin_function_or_method"),
     "int_subclass": ([MyInt(1)], "x[0]", f"{__name__}.MyInt"),
     "list_subclass": (MyList(), "x", f"{__name__}.MyList"),
@@ -451,10 +446,9 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "beside_fields": (dataclass_with_attribute(), "x", f"{__name__}.Config"),
     "field_unset": (dataclass_without_field(), "x", f"{__name__}.Config"),
     "tuple_attribute": (tuple_with_attribute(), "x", f"{__name__}.Fancy"),
-    "hooked": (Hooked(1), "x", f"{__name__}.Hooked"),
-    "finalised": (Finalised(1), "x", f"{__name__}.Finalised"),
+    "hooked": (Hooked(1, 2), "x", f"{__name__}.Hooked"),
     "dict_based": (DictBased(), "x", f"{__name__}.DictBased"),
-    "random": (random.Random(1), "x", "random.Random"),
+    "random": (random.SystemRandom(), "x", "random.SystemRandom"),
 }
 
 
@@ -535,33 +529,13 @@ class Handle:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_leaf_hook_replaces_values_by_references() -> None:
-    """The hook sees value and path, its answer is kept (0 included), and the reader gets it back."""
-    seen: list[tuple[int, str]] = []
-
-    def writer(value: object, path: str) -> Any:
-        if not isinstance(value, Handle):
-            return None
-        seen.append((value.number, path))
-        return value.number
-
-    state = {"a": [Handle(0), {1}], 5: Handle(2)}
-    data = loads(dumps(encode(state, "opt", leaf=writer)))
-    assert seen == [(0, "opt.a[0]"), (2, "opt[5]")]
-    assert decode(data, leaf=Handle) == state
-    with pytest.raises(CorruptError, match=r"^value\.a\[0\]: a reference"):
-        decode(data)
-    with pytest.raises(UnsupportedStateError, match=r"^opt\.a\[0\]: .*Handle"):
-        encode(state, "opt")
-
-
-def _reduce_handle(value: Any, place: Place) -> object:
+def _reduce_handle(value: Any, at: At) -> object:
     if value.number < 0:
-        raise refusal(place, value, "negative")
+        raise refusal(at, value, "negative")
     return (value.number, {"$": b"x"})
 
 
-HANDLES = Extra("test.handle", lambda v: type(v) is Handle, _reduce_handle, lambda parts: Handle(parts[0]))
+HANDLES = Form("test.handle", lambda v: type(v) is Handle, _reduce_handle, lambda parts: Handle(parts[0]))
 
 
 def test_extras_take_apart_and_put_together() -> None:
@@ -609,9 +583,10 @@ HOSTILE: dict[str, Any] = {
     "factory": {"$": "defaultdict", "v": ["eval", []]},
     "deque_long": {"$": "deque", "v": [1, [1, 2]]},
     "deque_negative": {"$": "deque", "v": [-1, []]},
-    "attributes": {"$": "counter", "v": [[], [1]]},
+    "attributes": {"$": "ordered_dict", "v": [[], [1]]},
     "range_zero": {"$": "range", "v": [1, 2, 0]},
-    "fraction_zero": {"$": "fraction", "v": [1, 0]},
+    "random_state": {"$": "random", "v": {"$": "tuple", "v": [3, {"$": "tuple", "v": [0] * 64 + [10**6]}, None]}},
+    "namespace_key": {"$": "namespace", "v": {"$": "dict", "v": [[1, 2]]}},
     "decimal": {"$": "decimal", "v": "1.2.3"},
     "date": {"$": "date", "v": {"year": 2024, "month": 13, "day": 1}},
     "date_more": {"$": "date", "v": {"year": 2024, "month": 1, "day": 1, "cls": 1}},
@@ -623,7 +598,6 @@ HOSTILE: dict[str, Any] = {
     "class_short": {"$": "enum", "v": ["os"]},
     "member_number": {"$": "enum", "v": [__name__, "Colour", {"a": 1}]},
     "parts_list": {"$": "dataclass", "v": [__name__, "Config", [1]]},
-    "leaf": {"$": "leaf", "v": 0},
     "bytes_itself": b"x",
     "odd_member": {1: 2},
 }
@@ -638,7 +612,7 @@ def test_hostile_documents_are_corrupt(name: str) -> None:
         decode({"a": [0, HOSTILE[name]]})
 
 
-@pytest.mark.parametrize("where", ["tuple", "complex", "slice", "set", "ints", "dict", "test.handle"])
+@pytest.mark.parametrize("where", ["tuple", "complex", "namespace", "set", "ints", "dict", "test.handle"])
 def test_deep_nesting_of_tags_is_corrupt(where: str) -> None:
     """Tags inside tags end at the depth limit or as nonsense, never as RecursionError."""
     data = nested(5000, lambda v: {"$": where, "v": v})
@@ -654,8 +628,9 @@ CLASSES: dict[str, tuple[list[Any], str]] = {
     "instance": (["sys", "stdout", {}], "is not imported"),
     "no_dataclass": (["subprocess", "Popen", {}], "is not a dataclass here"),
     "fields_changed": ([__name__, "Config", {"lr": 1.0}], "has the fields ('lr', 'names', 'made') here, not ('lr',)"),
-    "finalised": ([__name__, "Finalised", {"x": 1}], "cannot be rebuilt here"),
-    "hooked": ([__name__, "Hooked", {"x": 1}], "cannot be rebuilt here"),
+    "fields_more": ([__name__, "Config", {"lr": 1.0, "names": [], "extra": 1}], "has the fields"),
+    "hooked": ([__name__, "Hooked", {"x": 1}], "has the fields ('x', 'y') here"),
+    "dict_based": ([__name__, "DictBased", {"x": 1}], "has a __new__ of its own here"),
 }
 
 
@@ -719,8 +694,8 @@ JSON_LIKE = st.recursive(
 )
 TAGS = sorted(
     {"int", "float", "str", "bytes", "bytearray", "ints", "tuple", "set", "frozenset", "dict", "ordered_dict"}
-    | {"counter", "defaultdict", "deque", "enum", "namedtuple", "dataclass", "leaf", "complex", "range", "slice"}
-    | {"ellipsis", "decimal", "fraction", "datetime", "date", "time", "timedelta", "timezone", "path", "pure_path"}
+    | {"counter", "defaultdict", "deque", "enum", "namedtuple", "dataclass", "complex", "range", "random", "namespace"}
+    | {"decimal", "datetime", "date", "time", "timedelta", "timezone", "path", "pure_path"}
     | {"uuid", "test.handle", "nonsense"}
 )
 
@@ -748,37 +723,9 @@ def test_decode_of_altered_documents_raises_only_its_own_errors(data: Any) -> No
     raw = bytearray(dumps(encode(ZOO[data.draw(st.sampled_from(sorted(ZOO)))], "x")))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    try:
+        document = json.loads(bytes(raw))
+    except ValueError:
+        return  # It is not JSON any more: it is refused before it is decoded.
     with contextlib.suppress(CorruptError, UnsupportedStateError):
-        decode(loads(bytes(raw)))
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{",
-        b"NaN",
-        b"[Infinity]",
-        b"-Infinity",
-        b'{"a":1,"a":2}',
-        b'{"a":{"b":1,"b":1}}',
-        '"é"'.encode(),
-        b"\xff\xfe1\x00",
-        b"1 2",
-        b"9" * 5000,
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"'a'",
-    ],
-)
-def test_loads_is_strict(raw: bytes) -> None:
-    """Bytes that are not strict ASCII JSON are CorruptError, however they fail."""
-    with pytest.raises(CorruptError, match=f"document of {len(raw)} bytes"):
-        loads(raw)
-
-
-def test_dumps_never_writes_what_loads_refuses() -> None:
-    """A number that is no JSON cannot slip out by way of a hook."""
-    with pytest.raises(ValueError):
-        dumps(encode(object(), "x", leaf=lambda value, path: math.nan))
-    assert loads(dumps({"b": 1, "a": [json.loads("1.5")]})) == {"b": 1, "a": [1.5]}
+        decode(document)

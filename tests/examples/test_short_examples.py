@@ -13,7 +13,7 @@ from runs import losses, run_to_its_end
 from surefoot.exits import EVICTED, FINISHED
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
-_STEPS = {"plain_loop": 200, "lora": 60, "fsdp2": 60}
+_STEPS = {"plain_loop": 200, "lora": 60, "ddp": 60, "fsdp2": 60}
 _EVICT_AT = 20
 MIB = 1024 * 1024
 
@@ -29,7 +29,7 @@ def _command(name: str, to: Path) -> list[str]:
     script = [str(_EXAMPLES / f"{name}.py"), "--steps", str(_STEPS[name])]
     if name == "plain_loop":
         return [sys.executable, *script, "--to", str(to)]
-    ranks = ["--nproc", "2"] if name == "fsdp2" else []
+    ranks = ["--nproc", "2"] if name in ("ddp", "fsdp2") else []
     return [sys.executable, "-m", "surefoot.cli.main", "run", "--to", str(to), *ranks, *script]
 
 

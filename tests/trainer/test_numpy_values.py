@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import random
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from surefoot.core.values import decode, dumps, encode, loads
+from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
 from surefoot.trainer.numpy_values import EXTRAS, NUMPY_EXTRAS, TORCH_EXTRAS
 
@@ -23,7 +24,7 @@ QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthC
 
 def through(value: object) -> Any:
     """The value after a trip through bytes."""
-    return decode(loads(dumps(encode(value, "x", extras=EXTRAS))), extras=EXTRAS)
+    return decode(json.loads(json.dumps(encode(value, "x", extras=EXTRAS))), extras=EXTRAS)
 
 
 def bits(value: Any) -> Any:
@@ -179,8 +180,8 @@ def test_torch_generator_goes_on() -> None:
     assert torch.randn(700, generator=back).numpy().tobytes() == torch.randn(700, generator=source).numpy().tobytes()
 
 
-def test_a_scheduler_and_a_sampler_state() -> None:
-    """What real objects hand out survives: a scheduler's state_dict, and an optimizer's with tensors by reference."""
+def test_a_schedulers_state() -> None:
+    """What a scheduler hands out survives."""
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
@@ -188,25 +189,6 @@ def test_a_scheduler_and_a_sampler_state() -> None:
     optimizer.step()
     scheduler.step()
     assert through(scheduler.state_dict()) == scheduler.state_dict()
-
-    kept: list[torch.Tensor] = []
-
-    def writer(value: object, path: str) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return None
-        kept.append(value)
-        return [len(kept) - 1, path]
-
-    state = optimizer.state_dict()
-    data = loads(dumps(encode(state, "optimizer", extras=EXTRAS, leaf=writer)))
-    paths: list[str] = []
-
-    def reader(reference: Any) -> object:
-        paths.append(reference[1])
-        return kept[reference[0]]
-
-    assert decode(data, extras=EXTRAS, leaf=reader) == state
-    assert paths == [f"optimizer.state[0].{name}" for name in state["state"][0]]
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -327,11 +309,15 @@ ORIGINALS = [*ARRAYS.values(), *SCALARS, np.random.default_rng(1), torch.float16
 @given(st.data())
 def test_altered_documents_raise_only_their_own_errors(data: Any) -> None:
     """Fuzz: bytes of real documents, altered in one place, give a value or an error of the tree."""
-    raw = bytearray(dumps(encode(data.draw(st.sampled_from(ORIGINALS)), "x", extras=EXTRAS)))
+    raw = bytearray(json.dumps(encode(data.draw(st.sampled_from(ORIGINALS)), "x", extras=EXTRAS)).encode())
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    try:
+        document = json.loads(bytes(raw))
+    except ValueError:
+        return  # It is not JSON any more: it is refused before it is decoded.
     with contextlib.suppress(CorruptError, UnsupportedStateError):
-        decode(loads(bytes(raw)), extras=EXTRAS)
+        decode(document, extras=EXTRAS)
 
 
 @QUICK

@@ -1,1 +1,1 @@
-"""Measurements, as ratios within one run: `surefoot bench`."""
+"""What a save costs the training, as ratios within one run: `surefoot bench save`."""

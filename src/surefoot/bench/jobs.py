@@ -1,6 +1,6 @@
-"""Starting the trainers of a measurement, and reading what they found.
+"""Starting the trainers of a measurement, and reading their figures.
 
-Each measurement keeps everything in a directory of its own: the run, its events, and one file of figures a rank.
+Each measurement keeps everything in a directory of its own: the run, its events, and one file of figures per rank.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,6 @@ from surefoot.home import base_directory
 from surefoot.scenario.processes import MARK_VARIABLE, kill_marked
 
 _LOOK_EVERY_S = 0.02
-_END_WITHIN_S = 30.0
 _LOG_TAIL_BYTES = 2000
 
 
@@ -47,7 +45,7 @@ class Trainers:
     def __init__(self, place: Path, name: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._place = place
         self._name = name
-        self._processes = processes
+        self.processes = processes
 
     def figures(self, within_s: float) -> list[dict[str, Any]]:
         """Wait for a good end of all, and return what each rank left by `worker.leave`.
@@ -56,45 +54,34 @@ class Trainers:
             SurefootError: one ended otherwise, or not in time; with the end of what it printed.
         """
         end_s = boot_s() + within_s
-        while any(process.poll() is None for process in self._processes):
+        while any(process.poll() is None for process in self.processes):
             self.check()
             if boot_s() > end_s:
-                raise self._failed(0, f"did not end within {within_s:.0f} s")
+                raise self.failed(0, f"did not end within {within_s:.0f} s")
             time.sleep(_LOOK_EVERY_S)
         self.check()
         return self.left()
 
     def left(self) -> list[dict[str, Any]]:
-        """Each rank's figures, of ranks that have said so and live on."""
-        paths = (figures_path(self._place, self._name, rank) for rank in range(len(self._processes)))
+        """What each rank has left, also of ranks that live on."""
+        paths = (figures_path(self._place, self._name, rank) for rank in range(len(self.processes)))
         return [json.loads(path.read_text(encoding="ascii")) for path in paths]
 
     def check(self) -> None:
         """Raise if a rank has failed."""
-        for rank, process in enumerate(self._processes):
+        for rank, process in enumerate(self.processes):
             if process.poll():
-                raise self._failed(rank, f"ended with {process.returncode}")
-
-    def wait_until_there(self, path: Path, within_s: float) -> None:
-        """Wait until a rank has made a file."""
-        end_s = boot_s() + within_s
-        while not path.exists():
-            self.check()
-            if boot_s() > end_s:
-                raise self._failed(0, f"made no {path.name} within {within_s:.0f} s")
-            time.sleep(_LOOK_EVERY_S)
-
-    def signal(self, rank: int, number: signal.Signals) -> None:
-        self._processes[rank].send_signal(number)
+                raise self.failed(rank, f"ended with {process.returncode}")
 
     def kill(self) -> None:
         """SIGKILL all that still run, and wait for their end."""
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
-        for process in self._processes:
+        for process in self.processes:
             process.wait()
 
-    def _failed(self, rank: int, what: str) -> SurefootError:
+    def failed(self, rank: int, what: str) -> SurefootError:
+        """The error that rank makes, with the end of what it printed."""
         output = output_path(self._place, self._name, rank).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
         return SurefootError(f"rank {rank} of {self._name} {what}; its output ends:\n{output}")
 
@@ -108,10 +95,10 @@ def trainers(
     environment: Mapping[str, str] | None = None,
     tag: str = "",
 ) -> Iterator[Trainers]:
-    """Start `python -m surefoot.bench.<module>` on `ranks` ranks; what is left of them ends with the block.
+    """Start `python -m <module>` on `ranks` ranks; what is left of them ends with the block.
 
     Args:
-        module: the worker's.
+        module: the worker's, which begins with `worker.begin`.
         ranks: how many.
         settings: what `worker.begin` returns there.
         place: the measurement's.
@@ -128,7 +115,7 @@ def trainers(
         "XDG_STATE_HOME": str(place.files / "state"),
         "SUREFOOT_SHM": str(place.memory),
         MARK_VARIABLE: place.mark,
-        # As under torchrun: whoever started the trainers is the launch, and outlives them.
+        # As under torchrun: the process that started the trainers is the launch, and outlives them.
         "TORCHELASTIC_RUN_ID": "bench",
         **(environment or {}),
     }
@@ -162,7 +149,7 @@ def workplace() -> Iterator[Place]:
 def _start(module: str, rank: int, text: str, output: Path, common: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with output.open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", f"surefoot.bench.{module}", text],
+            [sys.executable, "-m", module, text],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -177,14 +164,5 @@ def figures_path(place: Path, name: str, rank: int) -> Path:
 
 
 def output_path(place: Path, name: str, rank: int) -> Path:
-    """What a rank prints."""
+    """Where a rank's output goes."""
     return place / f"{name}-{rank}.out"
-
-
-def events(place: Path, kind: str) -> list[dict[str, Any]]:
-    """A measurement's events of one kind, in their order."""
-    found: list[dict[str, Any]] = []
-    for path in sorted((place / "state").glob("surefoot/*/*.jsonl")):
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        found += [event for event in map(json.loads, lines) if event["event"] == kind]
-    return found

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 import surefoot
-from surefoot.bench.synthetic import Training
+from surefoot.bench.worker import Training
 from surefoot.board import Board, NodeWord
 
 _NEVER_DUE_S = 1e9
@@ -25,7 +25,7 @@ class Method(Protocol):
     """One way to save. The order in a step: forward and backward, `before_optimizer`, optimizer, `boundary`."""
 
     def before_optimizer(self) -> None:
-        """The state is about to change: wait for whoever still reads it."""
+        """The state is about to change: wait for those that still read it."""
 
     def boundary(self, number: int | None) -> None:
         """A step is finished; with a number, save it."""
@@ -40,7 +40,7 @@ class Method(Protocol):
 
 
 class Nothing:
-    """Saves nothing: what the measurement makes of no stall at all."""
+    """Saves nothing: the stall that it shows is the measurement's noise."""
 
     def before_optimizer(self) -> None:
         return
@@ -59,8 +59,8 @@ class Nothing:
 
 
 class Memcpy(Nothing):
-    """Keeps nothing: one plain copy of the state behind the next step, and nobody who hashes or writes it. What it
-    shows as a stall is what a copy costs on this machine, however it is hidden."""
+    """Keeps nothing: one plain copy of the state behind the next step, which is neither hashed nor written. The stall
+    that it shows is the cost of a copy on this machine, however it is hidden."""
 
     def __init__(self, training: Training) -> None:
         self._pairs = [(torch.empty_like(tensor), tensor) for tensor in training.tensors().values()]
@@ -223,7 +223,7 @@ def _shared_stager() -> DefaultStager:
 
 def _is_done(future: Future[Any]) -> bool:
     if future.done():
-        # Raises what the save raised: a save that failed is no fast one.
+        # Raises what the save raised: a save that failed is not a fast one.
         future.result()
         return True
     return False

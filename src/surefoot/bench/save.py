@@ -6,12 +6,14 @@ Every figure of one table comes from one run on one machine; absolute times of d
 from __future__ import annotations
 
 import math
+import mmap
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from surefoot.bench import floors
 from surefoot.bench.jobs import trainers, workplace
 
 METHODS = (
@@ -22,9 +24,11 @@ METHODS = (
     "dcp.async_save/process",
     "surefoot",
 )
-SETTINGS = ("hidden", "back_to_back")
 NOTHING = "nothing"
-"""Not a method: steps without a save, measured like one. What it shows as a stall is the measurement's noise."""
+"""Steps without a save, measured like one. The stall that it shows is the measurement's noise."""
+REFERENCES = ("memcpy", NOTHING)
+"""They keep nothing."""
+SETTINGS = ("hidden", "back_to_back")
 _WITHIN_S = 7200.0
 _FLOOR_BYTES = 256 * 1024 * 1024
 _FLOOR_ROUNDS = 3
@@ -66,17 +70,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is printed beside a row and is no part of it."""
+    """Printed beside a row; not part of it."""
 
     setup_s: float
-    """What the first steps took longer than undisturbed ones, before the first save."""
+    """By how much the first steps took longer than undisturbed ones, before the first save."""
     step_s: float
     """The undisturbed median step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the machine itself can do, one thread."""
+    """The machine's own speed, one thread."""
 
     memcpy_gb_per_s: float
     write_fsync_gb_per_s: float
@@ -117,7 +121,7 @@ def _row(bench: SaveBench, method: str, setting: str, tensors: int) -> tuple[Row
         "rank_bytes": bench.state_bytes // bench.ranks,
         "saves": bench.saves,
     }
-    with workplace() as place, trainers("save_worker", bench.ranks, settings, place) as started:
+    with workplace() as place, trainers("surefoot.bench.save_worker", bench.ranks, settings, place) as started:
         ranks = started.figures(_WITHIN_S)
     stalls = [max(rank["stalls_s"][save] for rank in ranks) for save in range(bench.saves)]
     row = Row(
@@ -135,10 +139,30 @@ def _row(bench: SaveBench, method: str, setting: str, tensors: int) -> tuple[Row
 
 
 def _floor(scratch: Path) -> Floor:
-    source, target = memoryview(floors.memory(_FLOOR_BYTES)), memoryview(floors.memory(_FLOOR_BYTES))
+    source, target = memoryview(_memory(_FLOOR_BYTES)), memoryview(_memory(_FLOOR_BYTES))
     copies_s, writes_s = [], []
     for _ in range(_FLOOR_ROUNDS):
-        copies_s.append(floors.copy_s(target, source))
-        writes_s.append(floors.write_fsync_s(scratch / "floor", source))
+        start_s = time.perf_counter()
+        target[:] = source
+        copies_s.append(time.perf_counter() - start_s)
+        writes_s.append(_write_fsync_s(scratch / "floor", source))
     gigabytes = _FLOOR_BYTES / 1e9
     return Floor(round(gigabytes / min(copies_s), 2), round(gigabytes / statistics.median(writes_s), 3))
+
+
+def _memory(size_bytes: int) -> mmap.mmap:
+    """Private memory whose pages are there."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+
+
+def _write_fsync_s(path: Path, data: memoryview) -> float:
+    """Seconds of one write through the page cache, with fsync. The file is removed."""
+    start_s = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        left = data
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    took_s = time.perf_counter() - start_s
+    path.unlink()
+    return took_s

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from surefoot.bench.cores import Cores
 from surefoot.bench.methods import Method, make_method
-from surefoot.bench.synthetic import Training
-from surefoot.bench.watch import Watch
-from surefoot.bench.worker import begin, leave
+from surefoot.bench.watch import Cores, Watch
+from surefoot.bench.worker import Training, begin, leave
 
 _QUIET_FIRST = 8
 _QUIET_BETWEEN = 4

@@ -18,8 +18,8 @@ def register(app: typer.Typer) -> None:
 
 def evict(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's URI, directory or id.")],
-    grace: Annotated[
-        float | None, typer.Option(help="Seconds until the machine may vanish (default: the run's own --grace).")
+    grace_s: Annotated[
+        float | None, typer.Option(help="Seconds until the machine may vanish (default: the run's own --grace-s).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,10 +27,10 @@ def evict(
     from surefoot.errors import ConfigError
     from surefoot.inspect.machine import ask, find_live
 
-    if grace is not None and not (grace > 0 and math.isfinite(grace)):
-        raise ConfigError(f"--grace is {grace}: give the seconds that are left, more than 0")
+    if grace_s is not None and not (grace_s > 0 and math.isfinite(grace_s)):
+        raise ConfigError(f"--grace-s is {grace_s}: give the seconds that are left, more than 0")
     found = asyncio.run(find_live(run))
-    ask(found, {"op": "evict"} if grace is None else {"op": "evict", "grace_s": grace})
+    ask(found, {"op": "evict"} if grace_s is None else {"op": "evict", "grace_s": grace_s})
     if as_json:
         printing.print_json({"run": found.run, "ok": True})
     else:

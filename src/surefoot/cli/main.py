@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from surefoot import __version__
 from surefoot.cli import bench, clean, evict, ls, plan, prices, run, show, status, verify
 from surefoot.errors import SurefootError
 from surefoot.exits import leave
 
+DEBUG_VARIABLE = "SUREFOOT_DEBUG"
+"""Set to anything, the command lets an error's traceback through."""
 _COMMANDS = (run, ls, show, verify, status, evict, clean, bench, plan, prices)
 
 
@@ -27,6 +31,7 @@ def build(wanted: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for command in _COMMANDS:
         command.register(app)
     if wanted not in {info.name for info in app.registered_commands}:
@@ -36,13 +41,31 @@ def build(wanted: str | None = None) -> typer.Typer:
     return app
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"surefoot {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    _shown: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on preemptible machines without losing work."""
+
+
 def main() -> None:
-    """Entry point: a Surefoot error is one sentence and exit code 2, not a traceback."""
+    """Entry point: an error is one sentence, not a traceback; exit code 2 if it is Surefoot's own, else 1."""
     try:
         build(sys.argv[1] if len(sys.argv) > 1 else None)()
-    except SurefootError as error:
-        print(f"surefoot: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        expected = isinstance(error, SurefootError)
+        said = f"{error}" if expected else f"{type(error).__name__}: {error} ({DEBUG_VARIABLE}=1 shows where)"
+        print(f"surefoot: {said}", file=sys.stderr)  # noqa: T201
+        sys.exit(2 if expected else 1)
 
 
 def entry() -> NoReturn:

@@ -13,7 +13,7 @@ _SHOWN_CHARS = 120
 _SHOWN_BYTES = 16
 _TAG, _PAYLOAD = "$", "v"
 _BRACKETS = {"tuple": "()", "set": "{}", "frozenset": "{}", "deque": "[]"}
-_EXACT = {"int", "float", "bytes", "bytearray", "decimal", "fraction", "date", "datetime", "time", "timedelta", "path"}
+_EXACT = {"int", "float", "bytes", "bytearray", "decimal", "date", "datetime", "time", "timedelta", "path"}
 """Small values of the standard library, shown as they are."""
 
 

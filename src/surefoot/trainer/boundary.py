@@ -15,7 +15,7 @@ from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.cadence import stage_every
 from surefoot.core.documents import compact
 from surefoot.core.layout import StepId
-from surefoot.errors import CorruptError
+from surefoot.errors import ConfigError, CorruptError
 from surefoot.segment import open_segment
 from surefoot.trainer import rng
 from surefoot.trainer.agreement import Agreement
@@ -54,6 +54,14 @@ class Staging:
     """Copy behind the next step what can be."""
     strict: bool | None = None
     """No rank goes beyond a step before all have staged it. None: if no leaf lies on an accelerator."""
+
+    def __post_init__(self) -> None:
+        if self.every is not None and (type(self.every) is not int or self.every < 1):
+            raise ConfigError(f"stage is {self.every!r}: give a number of steps, 1 or more")
+        if type(self.overlap) is not bool:
+            raise ConfigError(f"overlap is {self.overlap!r}: give True or False")
+        if self.strict is not None and type(self.strict) is not bool:
+            raise ConfigError(f"strict is {self.strict!r}: give True or False, or leave it out")
 
 
 class Boundary:

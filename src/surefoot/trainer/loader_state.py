@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from surefoot.core.values import Extra, Place, decode, encode, refusal
+from surefoot.core.values import At, Form, decode, encode, refusal
 from surefoot.trainer.numpy_values import EXTRAS
 
 _DTYPES = {
@@ -48,10 +48,10 @@ def decode_state(encoded: Any) -> Any:
     return decode(encoded, extras=_EXTRAS)
 
 
-def _reduce(tensor: torch.Tensor, place: Place) -> object:
+def _reduce(tensor: torch.Tensor, at: At) -> object:
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _DTYPES or tensor.layout is not torch.strided or tensor.requires_grad:
-        raise refusal(place, tensor, f"a loader's state may hold plain tensors only, this is {tensor.dtype}")
+        raise refusal(at, tensor, f"a loader's state may hold plain tensors only, this is {tensor.dtype}")
     raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return [name, list(tensor.shape), raw]
 
@@ -63,5 +63,5 @@ def _rebuild(parts: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(raw), dtype=_DTYPES[name]).reshape(shape)
 
 
-_EXTRAS = (*EXTRAS, Extra("torch.tensor", lambda value: type(value) is torch.Tensor, _reduce, _rebuild))
+_EXTRAS = (*EXTRAS, Form("torch.tensor", lambda value: type(value) is torch.Tensor, _reduce, _rebuild))
 """With tensors: data libraries keep a generator's state as one."""

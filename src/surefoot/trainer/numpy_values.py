@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from surefoot.core.values import Extra, Place, refusal
+from surefoot.core.values import At, Form, refusal
 from surefoot.errors import UnsupportedStateError
 
 _DTYPE = re.compile(r"[<>|=]?[biufcSUmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-zμ]{1,7}(/[0-9]{1,9})?\])?")
@@ -58,15 +58,15 @@ def _dtype(text: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _reduce_dtype(value: np.dtype[Any], place: Place) -> object:
+def _reduce_dtype(value: np.dtype[Any], at: At) -> object:
     if not _is_keepable(value):
-        raise refusal(place, value, f"dtype {str(value)[:60]} is not one of plain numbers, text or times")
+        raise refusal(at, value, f"dtype {str(value)[:60]} is not one of plain numbers, text or times")
     return value.str
 
 
-def _reduce_array(value: np.ndarray[Any, Any], place: Place) -> object:
+def _reduce_array(value: np.ndarray[Any, Any], at: At) -> object:
     if not _is_keepable(value.dtype):
-        raise refusal(place, value, f"its dtype {str(value.dtype)[:60]} is not one of plain numbers, text or times")
+        raise refusal(at, value, f"its dtype {str(value.dtype)[:60]} is not one of plain numbers, text or times")
     order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     return [value.dtype.str, list(value.shape), order, value.tobytes(order)]
 
@@ -85,7 +85,7 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, np.generic) and not isinstance(value, np.void | np.object_)
 
 
-def _reduce_scalar(value: Any, place: Place) -> object:
+def _reduce_scalar(value: Any, at: At) -> object:
     if type(value) is np.str_:
         return str(value)  # text and bytes go as such: their dtype would cut trailing zeros
     if type(value) is np.bytes_:
@@ -93,7 +93,7 @@ def _reduce_scalar(value: Any, place: Place) -> object:
     dtype = value.dtype
     # Two C types of one size (long and long long) share a dtype's text; only one of them comes back.
     if not _is_keepable(dtype) or np.dtype(dtype.str).type is not type(value):
-        raise refusal(place, value, f"no portable dtype {dtype.name}: convert it, as by int() or float()")
+        raise refusal(at, value, f"no portable dtype {dtype.name}: convert it, as by int() or float()")
     return [dtype.str, value.tobytes()]
 
 
@@ -110,9 +110,9 @@ def _rebuild_scalar(parts: Any) -> Any:
 # --------------------------------------------------------------------------------------------------- generators
 
 
-def _reduce_seed(value: np.random.SeedSequence, place: Place) -> object:
+def _reduce_seed(value: np.random.SeedSequence, at: At) -> object:
     if value.pool_size > _SEED_POOL_WORDS:
-        raise refusal(place, value, f"a pool of more than {_SEED_POOL_WORDS} words")
+        raise refusal(at, value, f"a pool of more than {_SEED_POOL_WORDS} words")
     return {
         "entropy": value.entropy,
         "spawn_key": value.spawn_key,
@@ -127,7 +127,7 @@ def _rebuild_seed(parts: Any) -> np.random.SeedSequence:
     return np.random.SeedSequence(**parts)
 
 
-def _reduce_bits(value: Any, place: Place) -> object:
+def _reduce_bits(value: Any, at: At) -> object:
     seed = value.seed_seq
     # A generator seeded in the legacy way has no SeedSequence, and cannot spawn either.
     return [type(value).__name__, value.state, seed if type(seed) is np.random.SeedSequence else None]
@@ -165,10 +165,10 @@ def _is_like(value: Any, like: Any) -> bool:
     return True
 
 
-def _reduce_random_state(value: np.random.RandomState, place: Place) -> object:
+def _reduce_random_state(value: np.random.RandomState, at: At) -> object:
     state: Any = value.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
-        raise refusal(place, value, "its bit generator is not MT19937")
+        raise refusal(at, value, "its bit generator is not MT19937")
     return state
 
 
@@ -192,7 +192,7 @@ def _torch_dtype(name: Any) -> torch.dtype:
     return found
 
 
-def _reduce_torch_generator(value: torch.Generator, place: Place) -> object:
+def _reduce_torch_generator(value: torch.Generator, at: At) -> object:
     return [str(value.device), value.get_state().numpy().tobytes()]
 
 
@@ -217,19 +217,19 @@ def _sizes(parts: Any) -> torch.Size:
 
 
 # The order matters little: no value is matched by two.
-NUMPY_EXTRAS: tuple[Extra, ...] = (
-    Extra("np.array", lambda v: type(v) is np.ndarray, _reduce_array, _rebuild_array),
-    Extra("np.scalar", _is_scalar, _reduce_scalar, _rebuild_scalar),
-    Extra("np.dtype", lambda v: isinstance(v, np.dtype), _reduce_dtype, _dtype),
-    Extra("np.seed", lambda v: type(v) is np.random.SeedSequence, _reduce_seed, _rebuild_seed),
-    Extra("np.bits", lambda v: type(v) in _BIT_GENERATORS.values(), _reduce_bits, _rebuild_bits),
-    Extra(
+NUMPY_EXTRAS: tuple[Form, ...] = (
+    Form("np.array", lambda v: type(v) is np.ndarray, _reduce_array, _rebuild_array),
+    Form("np.scalar", _is_scalar, _reduce_scalar, _rebuild_scalar),
+    Form("np.dtype", lambda v: isinstance(v, np.dtype), _reduce_dtype, _dtype),
+    Form("np.seed", lambda v: type(v) is np.random.SeedSequence, _reduce_seed, _rebuild_seed),
+    Form("np.bits", lambda v: type(v) in _BIT_GENERATORS.values(), _reduce_bits, _rebuild_bits),
+    Form(
         "np.generator",
         lambda v: type(v) is np.random.Generator,
-        lambda v, place: v.bit_generator,
+        lambda v, at: v.bit_generator,
         np.random.Generator,
     ),
-    Extra(
+    Form(
         "np.random_state",
         lambda v: type(v) is np.random.RandomState,
         _reduce_random_state,
@@ -238,16 +238,16 @@ NUMPY_EXTRAS: tuple[Extra, ...] = (
 )
 """Forms of NumPy's values."""
 
-TORCH_EXTRAS: tuple[Extra, ...] = (
-    Extra(
+TORCH_EXTRAS: tuple[Form, ...] = (
+    Form(
         "torch.dtype",
         lambda v: type(v) is torch.dtype,
-        lambda v, place: str(v).removeprefix("torch."),
+        lambda v, at: str(v).removeprefix("torch."),
         _torch_dtype,
     ),
-    Extra("torch.device", lambda v: type(v) is torch.device, lambda v, place: str(v), torch.device),
-    Extra("torch.size", lambda v: type(v) is torch.Size, lambda v, place: list(v), _sizes),
-    Extra(
+    Form("torch.device", lambda v: type(v) is torch.device, lambda v, at: str(v), torch.device),
+    Form("torch.size", lambda v: type(v) is torch.Size, lambda v, at: list(v), _sizes),
+    Form(
         "torch.generator",
         lambda v: type(v) is torch.Generator,
         _reduce_torch_generator,
@@ -256,5 +256,5 @@ TORCH_EXTRAS: tuple[Extra, ...] = (
 )
 """Forms of torch's values, tensors excepted."""
 
-EXTRAS: tuple[Extra, ...] = NUMPY_EXTRAS + TORCH_EXTRAS
+EXTRAS: tuple[Form, ...] = NUMPY_EXTRAS + TORCH_EXTRAS
 """All of them: what the trainer passes to `encode` and `decode`."""

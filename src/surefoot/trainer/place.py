@@ -7,19 +7,16 @@ import os
 import platform
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from surefoot.agent_config import AgentConfig
-from surefoot.core.cadence import Cadence
-from surefoot.errors import ConfigError, UsageError
+from surefoot.agent_config import AgentConfig, Options
+from surefoot.errors import UsageError
 from surefoot.spawn import launch_key
 
 AGENT_VARIABLE = "SUREFOOT_AGENT"
 """Socket of the agent that a supervisor has started."""
-TO_VARIABLE = "SUREFOOT_TO"
-"""The run's place, from `surefoot run --to`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +46,14 @@ def find_ranks() -> Ranks:
     return Ranks(rank, world_size, int(os.environ.get("LOCAL_RANK", rank)), local_world_size)
 
 
-def find_uri(given: str | None) -> str:
-    """The run's place, from the argument or from `surefoot run --to`."""
-    said = os.environ.get(TO_VARIABLE)
-    if given and said and given != said:
-        raise ConfigError(f"the script says {given!r}, `surefoot run --to` says {said!r}: name one place only")
-    uri = given or said
-    if not uri:
-        raise ConfigError("no place for the run: give surefoot.Run a bucket or directory, or `surefoot run --to PLACE`")
-    return uri
-
-
 def check_platform() -> None:
     if sys.platform != "linux":
         raise UsageError(f"surefoot runs on Linux only, this is {platform.system()}")
 
 
-def own_agent_config(
-    uri: str, disks: tuple[str, ...], cadence: Cadence, grace_s: float, resume: str, world_size: int
-) -> AgentConfig:
+def own_agent_config(options: Options, world_size: int) -> AgentConfig:
     """Settings of an agent that a trainer starts itself, because nobody supervises it."""
-    # Under torchrun and the like the parent outlives a worker and starts the next one: it is the launch.
+    # Under torchrun and the like the parent outlives a trainer and starts the next one: it is the launch.
     owner = os.getppid() if world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    return AgentConfig(
-        uri=uri,
-        launch=hashlib.sha256(launch_key(owner, uri).encode()).hexdigest()[:16],
-        node=socket.gethostname(),
-        disks=disks,
-        supervised=False,
-        owner_pid=owner,
-        grace_s=grace_s,
-        resume=resume,
-        cadence=cadence,
-    )
+    config = AgentConfig.of(options, launch="", node=socket.gethostname(), owner_pid=owner)
+    return replace(config, launch=hashlib.sha256(launch_key(owner, config.uri).encode()).hexdigest()[:16])

@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
-from surefoot.agent_config import DEFAULT_GRACE_S
+from surefoot.agent_config import OPTION_NAMES, Options
 from surefoot.board import NodeWord
 from surefoot.clock import boot_s
-from surefoot.core.cadence import Cadence
 from surefoot.core.documents import compact
 from surefoot.errors import ConfigError, UsageError
 from surefoot.trainer.boundary import Save, Staging
-from surefoot.trainer.session import Options, Session
+from surefoot.trainer.session import Session, Wishes
 
 
 class Run:
     """One training run: restores on entry, saves as it goes, leaves in good order on eviction.
 
     Args:
-        to: a bucket prefix (`s3://…`) or a directory; may be left to `surefoot run --to`.
+        to: a bucket prefix (`s3://…`) or a directory.
         disk: directories on local drives that hold further copies.
         interval_s: seconds between durable saves. Default: continuous while a save takes under 10 s, else 300.
         max_bytes_per_s: bound on an upload's bandwidth.
-        grace_s: window of a bare SIGTERM.
-        resume: `auto`, `must` (refuse to start from scratch) or `never` (start from scratch).
+        grace_s: window of a bare SIGTERM. Default: 30.
+        watch: a file whose appearance announces an eviction.
+        resume: `auto` (the default), `must` (refuse to start from scratch) or `never` (start from scratch).
         stage: stage every so many steps; default 1, more only if copying a step takes longer than a step.
         overlap: copy behind the next step what only a registered optimizer changes. False: copy all at each boundary.
         strict: no rank's optimizer goes beyond a step before every rank has staged it. Default: unless the state lies
             on an accelerator, where it would end the program's running ahead.
         objects: what to keep, by name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
             generators, data loaders, and plain values (found in `run.state`).
+
+    The options up to `resume` have the same names on the command line (`--grace-s`) and in the environment
+    (`SUREFOOT_GRACE_S`). Under `surefoot run` the command decides them: the script leaves them out, or gives the same.
+
+    Raises:
+        ConfigError: an option that cannot be, or under `surefoot run` another value than the command's.
     """
 
     def __init__(
         self,
         to: str | os.PathLike[str] | None = None,
         *,
-        disk: Sequence[str | os.PathLike[str]] = (),
+        disk: Sequence[str | os.PathLike[str]] | None = None,
         interval_s: float | None = None,
         max_bytes_per_s: float | None = None,
-        grace_s: float = DEFAULT_GRACE_S,
-        resume: str = "auto",
+        grace_s: float | None = None,
+        watch: str | None = None,
+        resume: str | None = None,
         stage: int | None = None,
         overlap: bool = True,
         strict: bool | None = None,
         **objects: Any,
     ) -> None:
-        self._options = Options(
-            to=None if to is None else os.fspath(to),
-            disks=tuple(os.fspath(path) for path in ([disk] if isinstance(disk, str) else disk)),
-            cadence=Cadence(interval_s=interval_s, max_bytes_per_s=max_bytes_per_s),
-            grace_s=grace_s,
-            resume=resume,
-            staging=Staging(every=stage, overlap=overlap, strict=strict),
-        )
+        options = {
+            "to": to,
+            "disk": disk,
+            "interval_s": interval_s,
+            "max_bytes_per_s": max_bytes_per_s,
+            "grace_s": grace_s,
+            "watch": watch,
+            "resume": resume,
+        }
+        # Raises here, where the option is given, if it cannot be.
+        Options().given(**options)
+        staging = Staging(every=stage, overlap=overlap, strict=strict)
+        self._wishes = Wishes(options=options, staging=staging, notes=tuple(_misspelt(objects)))
         self._objects = objects
         self.state: dict[str, Any] = {}
         """Plain values that are kept: those named on construction, and whatever is put in here before entry."""
@@ -105,7 +118,7 @@ class Run:
         if self._opened:
             raise UsageError("this Run was used before: make a new one")
         self._opened = True
-        session = Session(self._options, self._objects, self.state)
+        session = Session(self._wishes, self._objects, self.state)
         self._finished = session.open()
         self._session = session
         return self._finished
@@ -221,3 +234,13 @@ class Run:
         if self._session is None:
             raise UsageError("the run is not open: use `with surefoot.Run(…) as run`, or call run.restore() first")
         return self._session
+
+
+_STEMS = {each.removesuffix("_s"): each for each in (*OPTION_NAMES, "stage", "overlap", "strict")}
+
+
+def _misspelt(names: Iterable[str]) -> Iterator[str]:
+    """One sentence for each object whose name looks like an option's."""
+    for name in names:
+        for stem in get_close_matches(name.lower().removesuffix("_s"), _STEMS, n=1, cutoff=0.85):
+            yield f"surefoot.Run keeps {name}=… as an object; if the option {_STEMS[stem]} is meant, use that name"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.agent_config import AgentConfig, Options
 from surefoot.board import Board, Phase, RankWord
-from surefoot.core.cadence import Cadence
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, SurefootError, UsageError
 from surefoot.exits import EVICTED_UNSAVED, Evicted, bound_end, hasten_end, let_end
@@ -22,7 +22,7 @@ from surefoot.trainer.boundary import Boundary, Save, Staging
 from surefoot.trainer.client import AgentClient, Refused
 from surefoot.trainer.data import Position
 from surefoot.trainer.page import Page
-from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_ranks, find_uri, own_agent_config
+from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_ranks, own_agent_config
 from surefoot.trainer.registry import Registry
 from surefoot.trainer.restore import MappedImage, map_image
 from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
@@ -35,22 +35,19 @@ _open_runs: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """How a run is to be kept."""
+class Wishes:
+    """What the script decides of how its run is kept. An option that it leaves out is None."""
 
-    to: str | None
-    disks: tuple[str, ...]
-    cadence: Cadence
-    grace_s: float
-    resume: str
+    options: Mapping[str, Any]
     staging: Staging
+    notes: tuple[str, ...]
 
 
 class Session:
     """Opens, restores, crosses boundaries, leaves. Its callbacks run in the watcher thread."""
 
-    def __init__(self, options: Options, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, wishes: Wishes, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
+        self._wishes = wishes
         self._incarnation = secrets.randbits(62) | 1
         self._registry = Registry(objects, state, self._warn)
         self._signals = SigtermNotice()
@@ -70,15 +67,18 @@ class Session:
         """Find the agent, wait for all ranks, restore. Returns the steps finished so far."""
         check_platform()
         self._ranks = find_ranks()
-        self._uri = find_uri(self._options.to)
-        self._open_key = self._uri if "://" in self._uri else os.path.realpath(self._uri)
+        path = os.environ.get(AGENT_VARIABLE)
+        self._supervised = path is not None
+        said, wanted = Options.from_environment(), self._wishes.options
+        config = own_agent_config(said.decided(**wanted) if path else said.given(**wanted), self._ranks.world_size)
+        self._open_key = config.uri if "://" in config.uri else os.path.realpath(config.uri)
         if self._open_key in _open_runs:
             raise UsageError(
-                f"{self._uri} is already open in this process: leave its `with` block, or call its close(), first"
+                f"{config.uri} is already open in this process: leave its `with` block, or call its close(), first"
             )
         self._registry.register()
         self._meet()
-        self._connect()
+        self._connect(config, path)
         _open_runs.add(self._open_key)
         try:
             return self._begin()
@@ -102,23 +102,15 @@ class Session:
             meet = os.environ.get("MASTER_ADDR", "127.0.0.1")
             self._round = {"round": f"{agreement.draw():016x}", "meet": meet}
 
-    def _connect(self) -> None:
-        options = self._options
-        path = os.environ.get(AGENT_VARIABLE)
-        self._supervised = path is not None
+    def _connect(self, config: AgentConfig, path: str | None) -> None:
         respawn = None
         if path is None:
-            config = own_agent_config(
-                self._uri, options.disks, options.cadence, options.grace_s, options.resume, self._ranks.world_size
-            )
-            key = launch_key(config.owner_pid, self._uri)
+            key = launch_key(config.owner_pid, config.uri)
             path = str(find_or_spawn(config, key)["socket"])
 
             def respawn() -> None:
                 find_or_spawn(config, key)
 
-        elif options.disks:
-            raise ConfigError("under `surefoot run`, local drives are named there: surefoot run --disk DIR")
         self._client = AgentClient(path, self._hello, self._pushed, self._news, self._tick, respawn)
         self._client.start()
         self._registry.frozen.attach(self._client.tell, self._client.connect)
@@ -130,8 +122,8 @@ class Session:
         except Refused as refused:
             raise refused.exit(0) from None
         self._registered = True
-        if problem is not None:
-            self._warn(problem)
+        for note in (*self._wishes.notes, *([problem] if problem is not None else [])):
+            self._warn(note)
         for fd in fds:
             os.close(fd)
         board = Board.open(Path(answer["board"]))
@@ -146,7 +138,7 @@ class Session:
         if self._ranks.world_size > 1 and not self._round:
             self._agreement = BoardAgreement(page, self.generation)
         self._boundary = Boundary(
-            self._client, page, self._registry, self._agreement, self.generation, self._options.staging
+            self._client, page, self._registry, self._agreement, self.generation, self._wishes.staging
         )
         page.phase(Phase.TRAINING)
         return finished

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from surefoot.core.value_classes import find_class
 from surefoot.core.values import decode, encode
+from surefoot.core.values.classes import find_class
 from surefoot.errors import ConfigError
 from surefoot.trainer.numpy_values import EXTRAS
 

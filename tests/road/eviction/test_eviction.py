@@ -48,7 +48,7 @@ def _by_file(run: Evicted) -> None:
 
 def _by_command(run: Evicted) -> None:
     subprocess.run(
-        [SUREFOOT, "evict", str(run.uri), "--grace", "30"],
+        [SUREFOOT, "evict", str(run.uri), "--grace-s", "30"],
         check=True,
         capture_output=True,
         env={**os.environ, "SUREFOOT_SHM": str(run.memory)},
@@ -78,7 +78,7 @@ def test_whoever_is_told_the_step_is_safe(
     evicted: Start, tmp_path: Path, undisturbed: list[dict[str, Any]], told: Callable[[Evicted], None]
 ) -> None:
     """Each way of announcing an eviction ends in one committed step, exit code 75 and an exact resume."""
-    run = evicted(options=["--grace", "60", "--watch", str(tmp_path / "evict-me")], LOADER_WORKERS="2", HOLD_AT="50")
+    run = evicted(options=["--grace-s", "60", "--watch", str(tmp_path / "evict-me")], LOADER_WORKERS="2", HOLD_AT="50")
     run.wait_for_steps(15)
     told(run)
     _check_safe(run, run.wait_for_end())
@@ -87,7 +87,7 @@ def test_whoever_is_told_the_step_is_safe(
 
 def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while an upload is under way: the newest step is committed all the same."""
-    run = evicted(options=["--grace", "60", "--interval", "0", "--max-mb-per-s", "0.02"], HOLD_AT="50")
+    run = evicted(options=["--grace-s", "60", "--interval-s", "0", "--max-bytes-per-s", "20000"], HOLD_AT="50")
     run.wait_for_steps(5)
     run.wait_for("flushing", lambda: run.job.agent_phase() == "flushing")
     _to_supervisor(run)
@@ -97,7 +97,7 @@ def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> Non
 
 def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice before anything was trained loses nothing: 75, and the next start begins at step 0."""
-    run = evicted(options=["--grace", "60"])
+    run = evicted(options=["--grace-s", "60"])
     run.wait_for("agent", lambda: run.job.agent_pid() is not None)
     _to_supervisor(run)
     _check_safe(run, run.wait_for_end())
@@ -107,7 +107,7 @@ def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]
 
 def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while a later start restores: what was safe stays safe, and the start after that is exact."""
-    run = evicted(options=["--grace", "60"], HOLD_AT="50")
+    run = evicted(options=["--grace-s", "60"], HOLD_AT="50")
     run.wait_for_steps(12)
     _to_supervisor(run)
     _check_safe(run, run.wait_for_end())
@@ -124,7 +124,7 @@ def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> 
 
 def test_no_boundary_comes(evicted: Start) -> None:
     """A trainer stuck in a step until the deadline: the agent ships the newest image alone, and ends the trainer."""
-    run = evicted(options=["--grace", "5", "--interval", "1000"], STUCK_AT="9")
+    run = evicted(options=["--grace-s", "5", "--interval-s", "1000"], STUCK_AT="9")
     run.wait_for("trainer that is stuck", run.stuck.exists)
     assert run.newest_commit() < 9
     _to_supervisor(run)
@@ -137,7 +137,7 @@ def test_no_boundary_comes(evicted: Start) -> None:
 def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> None:
     """Steps are staged seldom, and one rank is stuck in its step (the other in a collective) until the deadline: the
     newest finished step is taken all the same, shipped, and gone on from."""
-    options = ["--grace", "6", "--interval", "1000", "--nproc", str(ranks)]
+    options = ["--grace-s", "6", "--interval-s", "1000", "--nproc", str(ranks)]
     run = evicted(options=options, STUCK_AT="12", STAGE="1000", WIDTH="2000", total=20)
     run.wait_for("trainer that is stuck", run.stuck.exists)
     assert run.newest_commit() < 12
@@ -154,7 +154,7 @@ def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> N
 
 def test_it_cannot_be_made_safe(evicted: Start) -> None:
     """A place that takes nothing any more: 74, said in the log, and the older checkpoint is still there."""
-    run = evicted(options=["--grace", "4", "--interval", "1000"])
+    run = evicted(options=["--grace-s", "4", "--interval-s", "1000"])
     run.wait_for("first commit", lambda: run.newest_commit() > 0)
     first = run.newest_commit()
     run.wait_for_steps(first + 10)

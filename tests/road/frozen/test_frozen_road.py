@@ -264,7 +264,17 @@ def test_a_bucket_has_the_base_too(lora: Lora, s3_env: S3Server, undisturbed: Lo
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.soak), 5])
 def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     """Committed without its base, which is said: resumed by a script that makes the same one, refused by another."""
-    surefoot = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-mb-per-s", "0.5", "--grace", "8")
+    surefoot = (
+        "-m",
+        "surefoot.cli.main",
+        "run",
+        "--to",
+        str(lora.run),
+        "--max-bytes-per-s",
+        "500000",
+        "--grace-s",
+        "8",
+    )
     process = lora.launch(*surefoot, to=None, total=100_000)
     lora.until(lambda: lora.events("frozen_saving"), "the beginning of the upload")
     process.terminate()

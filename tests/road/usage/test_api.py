@@ -215,7 +215,9 @@ def test_misuse_is_refused_before_an_agent_is_started(place: Place, monkeypatch:
         with pytest.raises(ConfigError):
             surefoot.Run(place.run, **option).restore()  # type: ignore[arg-type]
     monkeypatch.setenv("SUREFOOT_TO", "/elsewhere")
-    refused(ConfigError, "name one place only")
+    monkeypatch.setenv("SUREFOOT_AGENT", "/nowhere")
+    refused(ConfigError, "`surefoot run`, which decides, has '/elsewhere'")
+    monkeypatch.delenv("SUREFOOT_AGENT")
     monkeypatch.delenv("SUREFOOT_TO")
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(UsageError, r"one of 2 processes.*init_process_group\(\) before surefoot.Run")

@@ -112,7 +112,7 @@ def _first(container: subprocess.Popen[bytes]) -> int:
 def test_a_shell_as_process_1_is_told_of(supervised: Supervised) -> None:
     """The signal that announces the container's end stops at the shell: said at the start; what was durable is there
     when the container was killed."""
-    container = _container(supervised, shlex.join(supervised.command({"5": "hold"}, "--interval", "0")) + "; true")
+    container = _container(supervised, shlex.join(supervised.command({"5": "hold"}, "--interval-s", "0")) + "; true")
     until(lambda: supervised.noted("holds") != [], "the fifth step")
     assert "process 1 of this container (sh) ignores SIGTERM" in supervised.output.read_text()
     os.kill(_first(container), signal.SIGTERM)

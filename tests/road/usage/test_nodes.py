@@ -199,7 +199,7 @@ def test_two_supervised_machines(stage: Stage) -> None:
 def test_two_jobs_of_two_machines_each(stage: Stage) -> None:
     """The second one takes the run over. The first, whose next save is an hour away, hears of it when a trainer of it
     dies: it does not start again, and says so with its exit code on both machines; the second one trains on."""
-    rare = ("--interval", "3600")
+    rare = ("--interval-s", "3600")
     with _machines(stage, _command(stage, *rare), range(2)) as older:
         until(lambda: all(machine.begun() for machine in older), "the first job's start")
         until(lambda: bool(_steps(stage, newest=True)), "a commit")

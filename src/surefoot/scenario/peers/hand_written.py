@@ -1,13 +1,14 @@
 """The demo's task with the pattern of careful hand-written loops: a SIGTERM flag that all ranks agree on by a MAX
 all-reduce at each step, `DefaultStager`, `async_save`, the newest complete checkpoint at the start.
 
-    torchrun --nproc-per-node 2 -- hand_written.py --steps 200 --log DIR --to DIR
+    torchrun --nproc-per-node 2 -m -- surefoot.scenario.peers.hand_written --log DIR --to DIR
 
 It saves model, optimizer, schedule, step and each rank's random state, and goes to its place in the data by fetching
-and throwing away. What it does not cover:
+and throwing away. `surefoot.scenario.train_text` is the same training with Surefoot. What this does not cover:
 
 * A process that dies without a word costs everything since the last periodic save.
-* A Python signal handler runs between bytecodes: a rank that waits in a collective hears of the eviction late.
+* A Python signal handler runs between bytecodes: a rank that waits in a collective learns of the eviction late, and a
+  rank in a long evaluation when it is over.
 * Nothing checks what is read: a flipped bit in a checkpoint is loaded.
 * Batches that workers fetched ahead have drawn from random states that are not saved.
 * Nobody deletes old checkpoints, nor those that a kill left incomplete.

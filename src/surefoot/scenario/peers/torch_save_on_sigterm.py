@@ -1,9 +1,10 @@
 """The demo's task with the plain loop: `torch.save` by rank 0 every so many steps, and once more on SIGTERM.
 
-    torchrun --nproc-per-node 2 -- torch_save_on_sigterm.py --steps 200 --log DIR --to DIR
+    torchrun --nproc-per-node 2 -m -- surefoot.scenario.peers.torch_save_on_sigterm --log DIR --to DIR
 
 It saves model, optimizer, schedule and step into a file that it renames when it is whole, and goes to its place in the
-data by fetching and throwing away. What it does not cover:
+data by fetching and throwing away. `surefoot.scenario.train_text` is the same training with Surefoot. What this does
+not cover:
 
 * Training stands still while rank 0 writes.
 * Ranks do not agree on the step at which they leave: one that leaves earlier tears the others out of their collective,

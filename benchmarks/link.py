@@ -1,8 +1,9 @@
-"""`surefoot bench link`: an announced eviction of a large state behind a link of known speed, while compute goes on."""
+"""`python -m benchmarks link`: an announced eviction of a large state behind a link of known speed. Compute goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import subprocess
@@ -11,13 +12,10 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
-from obstore.store import S3Store
-
-from surefoot.bench import floors
-from surefoot.bench.jobs import Place, events, trainers, workplace
+from benchmarks.jobs import events, wait_until_there
+from surefoot.bench.jobs import Place, trainers, workplace
 from surefoot.errors import SurefootError
 from surefoot.tiers.object_store import ObjectTier
 
@@ -79,9 +77,9 @@ def measure(bench: LinkBench) -> LinkResult:
         "window_s": bench.window_s,
     }
     with workplace() as place, _receiver(bench.link_bytes_per_s) as port:
-        with trainers("link_worker", bench.ranks, settings, place, _environment(port)) as started:
-            started.wait_until_there(place.files / READY, _WITHIN_S)
-            started.signal(0, signal.SIGTERM)
+        with trainers("benchmarks.link_worker", bench.ranks, settings, place, _environment(port)) as started:
+            wait_until_there(started, place.files / READY, _WITHIN_S)
+            started.processes[0].send_signal(signal.SIGTERM)
             ranks = started.figures(_WITHIN_S)
         return _result(bench, receiver_bytes_per_s, ranks, place)
 
@@ -117,7 +115,7 @@ def _result(bench: LinkBench, receiver_bytes_per_s: float, ranks: list[dict[str,
 def _receiver(bytes_per_s: float) -> Iterator[int]:
     """A receiver behind its link, for the time of the block; its port."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "surefoot.bench.receiver", str(bytes_per_s)],
+        [sys.executable, "-m", "benchmarks.receiver", str(bytes_per_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -145,23 +143,12 @@ def _environment(port: int) -> Mapping[str, str]:
 
 
 async def _upload_rate(port: int, size_bytes: int) -> float:
-    """Bytes a second of one upload by our own tier."""
-    given = _environment(port)
-    store = S3Store(
-        _BUCKET,
-        config={
-            "access_key_id": given["AWS_ACCESS_KEY_ID"],
-            "secret_access_key": given["AWS_SECRET_ACCESS_KEY"],
-            "region": given["AWS_REGION"],
-            "endpoint": given["AWS_ENDPOINT_URL"],
-            "virtual_hosted_style_request": False,
-            "unsigned_payload": False,
-        },
-        client_options={"allow_http": True, "timeout": timedelta(seconds=_STALL_S)},
-    )
-    tier = ObjectTier(store, _URI, "run", _STALL_S)
+    """Bytes per second of one upload by our own tier."""
+    os.environ.update(_environment(port))
+    tier = ObjectTier.open("s3", _BUCKET, "run", stall_s=_STALL_S)
+    data = memoryview(b"x" * size_bytes)
     start_s = time.perf_counter()
-    await tier.put_stream("probe", _chunks(memoryview(floors.memory(size_bytes))), size_bytes)
+    await tier.put_stream("probe", _chunks(data), size_bytes)
     took_s = time.perf_counter() - start_s
     await tier.close()
     return size_bytes / took_s

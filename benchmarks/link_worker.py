@@ -1,4 +1,4 @@
-"""One rank of `surefoot bench link`: it trains, hears of its eviction, and computes on until its last step is safe."""
+"""One rank of `python -m benchmarks link`: it trains, is evicted, and computes on until its last step is safe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 import surefoot
-from surefoot.bench.link import READY
-from surefoot.bench.synthetic import Training
-from surefoot.bench.worker import begin, leave
+from benchmarks.link import READY
+from surefoot.bench.worker import Training, begin, leave
 from surefoot.board import Board, NodeWord
 from surefoot.clock import boot_s
 from surefoot.exits import Evicted

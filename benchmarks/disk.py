@@ -1,4 +1,4 @@
-"""`surefoot bench disk`: bytes to disk through the whole pipeline, beside a raw direct write of as many.
+"""`python -m benchmarks disk`: bytes to disk through the whole pipeline, beside a raw direct write of as many.
 
 The trainers stand still. The two ways alternate in one run, because disks drift.
 """
@@ -53,7 +53,7 @@ def measure(bench: DiskBench) -> DiskResult:
         "rank_bytes": bench.state_bytes // bench.ranks,
         "rounds": bench.rounds,
     }
-    with workplace() as place, trainers("disk_worker", bench.ranks, settings, place) as started:
+    with workplace() as place, trainers("benchmarks.disk_worker", bench.ranks, settings, place) as started:
         ranks = started.figures(_WITHIN_S)
     size_bytes = sum(rank["bytes"] for rank in ranks)
     rounds = range(bench.rounds)

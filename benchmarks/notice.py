@@ -1,4 +1,4 @@
-"""`surefoot bench notice`: how long a notice takes from one node's agent to those of all others, on this machine.
+"""`python -m benchmarks notice`: how long a notice takes from one node's agent to those of all others, on this machine.
 
 Many nodes in one process, and each node in a process of its own; plain, as between nodes of one machine, and over TLS.
 """
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from surefoot.bench.notice_worker import NOTICE, Node, enter
+from benchmarks.notice_worker import NOTICE, Node, enter
 from surefoot.bench.save import percentile
 from surefoot.clock import boot_ns
 from surefoot.errors import ConfigError
@@ -112,7 +112,7 @@ async def _over_processes(bench: NoticeBench, tls: bool, run: str) -> list[float
 
 
 async def _notice(node: Node, number: int) -> float:
-    """Tell all. Each answers when it heard, by the clock that all processes of a machine share."""
+    """Send it to all. Each answers with the time of its arrival, by the clock that all processes of a machine share."""
     node.begin(number)
     sent_ns = boot_ns()
     unheard = node.mesh.tell_all({"op": NOTICE, "number": number, "deadline_s": 30.0, "why": "the node is going away"})
@@ -128,7 +128,7 @@ def _others(bench: NoticeBench, tls: bool, run: str) -> Iterator[None]:
     try:
         for rank in range(1, bench.processes):
             words = [str(Path(run)), str(rank), str(bench.processes), str(int(tls))]
-            command = [sys.executable, "-m", "surefoot.bench.notice_worker", *words]
+            command = [sys.executable, "-m", "benchmarks.notice_worker", *words]
             started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
         yield
     finally:

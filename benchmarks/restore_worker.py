@@ -1,4 +1,4 @@
-"""One rank of `surefoot bench restore`: waits, restores, measures, trains on, and is killed."""
+"""One rank of `python -m benchmarks restore`: waits, restores, measures, trains on, and is killed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch.distributed as dist
 import xxhash
 
 import surefoot
-from surefoot.bench.restore import DONE, GO, WAITING
-from surefoot.bench.synthetic import Training
-from surefoot.bench.worker import begin, leave
+from benchmarks.restore import DONE, GO, WAITING
+from surefoot.bench.worker import Training, begin, leave
 
 _LOOK_EVERY_S = 0.001
 _NEVER_DUE_S = 1e9
@@ -30,9 +29,10 @@ def main() -> None:
     if number:
         # A process that starts again has parameters, and an optimizer that has not stepped.
         training.optimizer.state.clear()
-    model, optimizer = training.model, training.optimizer
-    # Every step is staged, however long that takes: `_train` waits for the last one to be sealed.
-    run = surefoot.Run(place / "run", interval_s=_NEVER_DUE_S, stage=1, model=model, optimizer=optimizer)
+    # Every step is staged: the last one must be in memory, and no further step follows.
+    run = surefoot.Run(
+        place / "run", interval_s=_NEVER_DUE_S, stage=1, model=training.model, optimizer=training.optimizer
+    )
     (place / WAITING.format(round=number, rank=rank)).touch()
     _wait_for(place / GO.format(round=number))
     start_s = time.perf_counter()

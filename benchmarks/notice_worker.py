@@ -1,4 +1,4 @@
-"""One node of `surefoot bench notice`: a mesh that says when it heard."""
+"""One node of `python -m benchmarks notice`: a mesh that reports when a notice arrived."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Node:
         self._all.clear()
 
     async def heard_by_all(self) -> int:
-        """When the last one heard, on the boot clock."""
+        """When the last one had it, on the boot clock."""
         await self._all.wait()
         return max(self._heard_ns.values())
 
@@ -73,7 +73,7 @@ async def _serve(run: str, rank: str, world: str, tls: str) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(node.mesh.run())
         node.join()
-        # Whoever started this process holds the other end.
+        # The process that started this one holds the other end.
         await asyncio.to_thread(sys.stdin.buffer.read)
         running.cancel()
 

@@ -1,4 +1,4 @@
-"""The walk from values to JSON; `surefoot.core.values` says what it writes.
+"""The walk from values to JSON; `surefoot.core.values` lists what it writes.
 
 Invariant: every refusal is raised here, with the full path, and what is returned can be written and read back.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
-from surefoot.core.value_classes import take_apart
-from surefoot.core.value_forms import (
+from surefoot.core.values.classes import take_apart
+from surefoot.core.values.forms import (
     EXACT_INT,
     FACTORIES,
     FORMS,
@@ -21,10 +21,9 @@ from surefoot.core.value_forms import (
     MAX_DEPTH,
     PAYLOAD,
     TAG,
-    Extra,
+    At,
+    Form,
     Json,
-    LeafWriter,
-    Place,
     Verbatim,
     float_bits,
     little_endian,
@@ -102,116 +101,128 @@ def _has_plain_keys(value: dict[Any, Any]) -> bool:
     return all(map(str.isascii, value)) or all(map(_is_text, value))
 
 
+def encode(value: object, path: str, *, extras: Sequence[Form] = ()) -> Json:
+    """A value as JSON, in new lists and dicts.
+
+    Args:
+        value: what to keep. It is read, never called (a form in `extras` may call its own types).
+        path: the value's name, with which every refusal begins.
+        extras: forms for types that the standard library does not know.
+
+    Raises:
+        UnsupportedStateError: something in it cannot be kept; the message names its path and type.
+    """
+    try:
+        return Encoder(extras).child(value, None, Verbatim(path))
+    except RecursionError as error:
+        raise UnsupportedStateError(f"{path}: nested too deeply for the stack that is left here") from error
+
+
 class Encoder:
     """One walk over one value."""
 
-    __slots__ = ("_extras", "_leaf")
+    __slots__ = ("_extras",)
 
-    def __init__(self, extras: Sequence[Extra], leaf: LeafWriter | None) -> None:
+    def __init__(self, extras: Sequence[Form]) -> None:
         self._extras = extras
-        self._leaf = leaf
 
-    def child(self, value: object, parent: Place | None, part: object) -> Json:
+    def child(self, value: object, parent: At | None, part: object) -> Json:
         plain = _plain(value)
-        return plain if plain is not _MISS else self._any(value, Place(parent, part, value))
+        return plain if plain is not _MISS else self._any(value, At(parent, part, value))
 
-    def _any(self, value: Any, place: Place) -> Json:
-        if place.depth >= MAX_DEPTH:
-            raise _too_deep(place)
+    def _any(self, value: Any, at: At) -> Json:
+        if at.depth >= MAX_DEPTH:
+            raise _too_deep(at)
         kind = type(value)
         if kind is dict:
-            return self._dict(value, place)
+            return self._dict(value, at)
         if kind is list:
-            return self._list(value, place)
+            return self._list(value, at)
         if kind is tuple:
-            return _tagged("tuple", self._list(value, place))
-        if self._leaf is not None:
-            reference = self._leaf(value, str(place))
-            if reference is not None:
-                return _tagged("leaf", reference)
-        return self._other(value, kind, place)
+            return _tagged("tuple", self._list(value, at))
+        return self._other(value, kind, at)
 
-    def _other(self, value: Any, kind: type, place: Place) -> Json:
+    def _other(self, value: Any, kind: type, at: At) -> Json:
         container = _CONTAINERS.get(kind)
         if container is not None:
-            return _tagged(container[0], container[1](self, value, place))
+            return _tagged(container[0], container[1](self, value, at))
         form = FORMS.get(kind) or next((extra for extra in self._extras if extra.matches(value)), None)
         if form is not None:
-            return _tagged(form.tag, self._inner(form.reduce(value, place), place))
-        named = take_apart(value, place)
+            return _tagged(form.tag, self._inner(form.reduce(value, at), at))
+        named = take_apart(value, at)
         if named is not None:
             tag, parts = named
-            return _tagged(tag, [kind.__module__, kind.__qualname__, self._parts(parts, place)])
-        raise refusal(place, value, _why_not(value))
+            return _tagged(tag, [kind.__module__, kind.__qualname__, self._parts(parts, at)])
+        raise refusal(at, value, _why_not(value))
 
-    def _inner(self, reduced: object, place: Place) -> Json:
+    def _inner(self, reduced: object, at: At) -> Json:
         plain = _plain(reduced)
-        return plain if plain is not _MISS else self._any(reduced, place.inside())
+        return plain if plain is not _MISS else self._any(reduced, at.inside())
 
-    def _parts(self, parts: Any, place: Place) -> Json:
-        return parts if type(parts) is str else self._dict(parts, place)
+    def _parts(self, parts: Any, at: At) -> Json:
+        return parts if type(parts) is str else self._dict(parts, at)
 
-    def _list(self, values: Sequence[object], place: Place) -> Json:
+    def _list(self, values: Sequence[object], at: At) -> Json:
         if len(values) > _COMPACT_ITEMS:
             alike = _alike(values)
             if alike is not _MISS:
                 return alike
-        return self._items(values, place)
+        return self._items(values, at)
 
-    def _items(self, values: Iterable[object], place: Place) -> list[Json]:
+    def _items(self, values: Iterable[object], at: At) -> list[Json]:
         items: list[Json] = []
         for index, value in enumerate(values):
             plain = _plain(value)
-            items.append(plain if plain is not _MISS else self._any(value, Place(place, index, value)))
+            items.append(plain if plain is not _MISS else self._any(value, At(at, index, value)))
         return items
 
-    def _dict(self, value: dict[Any, Any], place: Place) -> Json:
+    def _dict(self, value: dict[Any, Any], at: At) -> Json:
         if not _has_plain_keys(value):
-            return _tagged("dict", self._pairs(value, place))
+            return _tagged("dict", self._pairs(value, at))
         members: dict[str, Json] = {}
         for key, item in value.items():
             plain = _plain(item)
-            members[key] = plain if plain is not _MISS else self._any(item, Place(place, key, item))
+            members[key] = plain if plain is not _MISS else self._any(item, At(at, key, item))
         return members
 
-    def _pairs(self, value: dict[Any, Any], place: Place) -> list[Json]:
+    def _pairs(self, value: dict[Any, Any], at: At) -> list[Json]:
         pairs: list[Json] = []
         for index, (key, item) in enumerate(value.items()):
-            pair = [self.child(key, place, Verbatim(f".keys()[{index}]")), self.child(item, place, key)]
+            pair = [self.child(key, at, Verbatim(f".keys()[{index}]")), self.child(item, at, key)]
             pairs.append(pair)
         return pairs
 
-    def _with_attributes(self, value: Any, place: Place) -> Json:
+    def _with_attributes(self, value: Any, at: At) -> Json:
         # A module's state_dict() is an OrderedDict that carries versions in an attribute of its own.
-        pairs = self._pairs(value, place)
-        return [pairs, self._dict(vars(value), place) if vars(value) else None]
+        pairs = self._pairs(value, at)
+        return [pairs, self._dict(vars(value), at) if vars(value) else None]
 
-    def _set(self, values: Any, place: Place) -> Json:
+    def _set(self, values: Any, at: At) -> Json:
         if set(map(type, values)) == {int}:
-            return self._list(sorted(values), place)
-        items = [self.child(item, place, Verbatim(f"{{{i}}}")) for i, item in enumerate(values)]
+            return self._list(sorted(values), at)
+        items = [self.child(item, at, Verbatim(f"{{{i}}}")) for i, item in enumerate(values)]
         return sorted(items, key=write)
 
-    def _defaultdict(self, value: defaultdict[Any, Any], place: Place) -> Json:
+    def _defaultdict(self, value: defaultdict[Any, Any], at: At) -> Json:
         factory = value.default_factory
         name = next((name for name, kind in FACTORIES.items() if kind is factory), None)
         if name is None and factory is not None:
-            raise refusal(place, value, f"its factory is none of {', '.join(FACTORIES)}")
-        return [name, self._pairs(value, place)]
+            raise refusal(at, value, f"its factory is none of {', '.join(FACTORIES)}")
+        return [name, self._pairs(value, at)]
 
-    def _deque(self, value: deque[Any], place: Place) -> Json:
-        return [value.maxlen, self._list(list(value), place)]
+    def _deque(self, value: deque[Any], at: At) -> Json:
+        return [value.maxlen, self._list(list(value), at)]
 
 
-def _bytes(encoder: Encoder, value: bytes | bytearray, place: Place) -> Json:
+def _bytes(encoder: Encoder, value: bytes | bytearray, at: At) -> Json:
     return to_base64(value)
 
 
-_CONTAINERS: dict[type, tuple[str, Callable[[Encoder, Any, Place], Json]]] = {
+_CONTAINERS: dict[type, tuple[str, Callable[[Encoder, Any, At], Json]]] = {
     bytes: ("bytes", _bytes),
     bytearray: ("bytearray", _bytes),
     OrderedDict: ("ordered_dict", Encoder._with_attributes),
-    Counter: ("counter", Encoder._with_attributes),
+    Counter: ("counter", Encoder._pairs),
     defaultdict: ("defaultdict", Encoder._defaultdict),
     deque: ("deque", Encoder._deque),
     set: ("set", Encoder._set),
@@ -228,10 +239,10 @@ def _why_not(value: object) -> str:
     return ""
 
 
-def _too_deep(place: Place) -> UnsupportedStateError:
+def _too_deep(at: At) -> UnsupportedStateError:
     """A cycle is looked for only here: without one, nobody pays for the search."""
-    seen: dict[int, Place] = {}
-    for here in place.chain():
+    seen: dict[int, At] = {}
+    for here in at.chain():
         if here.owner is None:
             continue
         first = seen.setdefault(id(here.owner), here)
@@ -239,5 +250,5 @@ def _too_deep(place: Place) -> UnsupportedStateError:
             name = type_name(type(here.owner))
             return UnsupportedStateError(f"{here}: this {name} is {first} again: what contains itself cannot be kept")
     # The chain would fill pages: its beginning says where.
-    start = place.chain()[min(8, place.depth)]
+    start = at.chain()[min(8, at.depth)]
     return UnsupportedStateError(f"{start}…: nested deeper than {MAX_DEPTH} levels: flatten it, or leave it out")

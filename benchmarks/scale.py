@@ -1,4 +1,4 @@
-"""`surefoot bench scale`: what the decisions cost that are made for all ranks at once, on plain values.
+"""`python -m benchmarks scale`: what the decisions cost that are made for all ranks at once, on plain values.
 
 Planning, commit, listing, recovery choice and retention are pure functions; here they get inputs as large as a job of
 many ranks and tensors makes them. No process, file or network takes part: one thread, CPU seconds of this process.

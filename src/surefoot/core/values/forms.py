@@ -1,7 +1,7 @@
-"""How single values are taken apart and put together again: places, forms, and the forms of the standard library.
+"""How single values are taken apart and put together again: where they lie, forms, those of the standard library.
 
 A *form* takes a value apart into simpler values (`reduce`) and makes an equal one from them (`rebuild`). The codec
-(`surefoot.core.values`) encodes what `reduce` returns like any other value, so a form never deals with JSON.
+encodes what `reduce` returns like any other value, so a form never deals with JSON.
 
 Invariant: `rebuild` is fed from untrusted documents. It may raise anything on nonsense (the codec turns that into
 `CorruptError`), but it must not allocate more than its input is large, import, open or call what the input names.
@@ -9,15 +9,15 @@ Invariant: `rebuild` is fed from untrusted documents. It may raise anything on n
 
 from __future__ import annotations
 
+import argparse
 import array
 import base64
 import datetime as dt
 import decimal
-import fractions
 import pathlib
+import random
 import struct
 import sys
-import types
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -42,44 +42,40 @@ FACTORIES: dict[str, type] = {
 
 Json: TypeAlias = Any
 """None, bool, int, finite float, str, and lists and string-keyed dicts of these."""
-LeafWriter: TypeAlias = Callable[[object, str], Json | None]
-"""(value, path) to a reference, or None for "not mine"."""
-LeafReader: TypeAlias = Callable[[Json], object]
-"""A reference back to the value."""
 
 _SHOWN_KEY_CHARS = 60
 
 
 class Verbatim(str):
-    """A part of a place that is shown as it is."""
+    """A part of a path that is shown as it is."""
 
     __slots__ = ()
 
 
-class Place:
+class At:
     """Where a value lies: a chain to the root, turned into text only when somebody has to read it."""
 
     __slots__ = ("_text", "depth", "owner", "parent", "part")
 
-    def __init__(self, parent: Place | None, part: object, owner: object) -> None:
+    def __init__(self, parent: At | None, part: object, owner: object) -> None:
         self.parent = parent
         self.part = part
-        self.owner = owner  # the value at this place, held so that ids along a chain are unique; None: nobody
+        self.owner = owner  # the value that lies there, held so that ids along a chain are unique; None: nobody
         self.depth: int = 0 if parent is None else parent.depth + 1
         self._text = ""
 
-    def inside(self) -> Place:
+    def inside(self) -> At:
         """The same place, one level deeper: what a value was taken apart into."""
-        return Place(self, Verbatim(""), None)
+        return At(self, Verbatim(""), None)
 
-    def chain(self) -> list[Place]:
-        """Every place from the root down to this one."""
-        places: list[Place] = []
-        place: Place | None = self
-        while place is not None:
-            places.append(place)
-            place = place.parent
-        return places[::-1]
+    def chain(self) -> list[At]:
+        """From the root down to this one."""
+        links: list[At] = []
+        at: At | None = self
+        while at is not None:
+            links.append(at)
+            at = at.parent
+        return links[::-1]
 
     def __str__(self) -> str:
         if not self._text:  # kept, because many children of one container may ask
@@ -102,43 +98,29 @@ def type_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def refusal(place: Place, value: object, why: str = "") -> UnsupportedStateError:
-    """The error for a value that cannot be kept, naming place, type, reason and remedy."""
+def refusal(at: At, value: object, why: str = "") -> UnsupportedStateError:
+    """The error for a value that cannot be kept, naming path, type, reason and remedy."""
     because = f" ({why})" if why else ""
     return UnsupportedStateError(
-        f"{place}: a value of type {type_name(type(value))} cannot be kept{because}: "
+        f"{at}: a value of type {type_name(type(value))} cannot be kept{because}: "
         "give the object that holds it a state_dict() of plain values, or leave it out"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
-    """A form that the codec is given beside its own.
+class Form:
+    """How values of some type are kept.
 
-    Invariant: `matches` accepts only what `rebuild(reduce(value, place))` gives back equal by type and value.
+    Invariant: `matches` accepts only what `rebuild(reduce(value, at))` gives back equal by type and value.
     """
 
     tag: str
     """Name in the document; must not be one of the codec's own."""
     matches: Callable[[object], bool]
-    reduce: Callable[[Any, Place], object]
-    """(value, place) to simpler values. Raises `refusal(place, value, why)`."""
+    reduce: Callable[[Any, At], object]
+    """(value, at) to simpler values. Raises `refusal(at, value, why)`."""
     rebuild: Callable[[Any], object]
     """What `reduce` returned (or any nonsense) back to a value."""
-
-
-def exact(
-    kind: type, tag: str, reduce: Callable[[Any], object], rebuild: Callable[[Any], object]
-) -> tuple[type, Extra]:
-    """A form for exactly this type, no subclass."""
-
-    def is_kind(value: object) -> bool:
-        return type(value) is kind
-
-    def reduced(value: Any, place: Place) -> object:
-        return reduce(value)
-
-    return kind, Extra(tag, is_kind, reduced, rebuild)
 
 
 def to_base64(raw: bytes | bytearray) -> str:
@@ -178,19 +160,12 @@ def int_from_hex(text: object) -> int:
     return int(text, 16)
 
 
-def _time_parts(value: dt.time | dt.datetime) -> dict[str, object]:
-    return {
-        "hour": value.hour,
-        "minute": value.minute,
-        "second": value.second,
-        "microsecond": value.microsecond,
-        "fold": value.fold,
-        "tzinfo": value.tzinfo,
-    }
+def _parts(*names: str) -> Callable[[Any], object]:
+    return lambda value: {name: getattr(value, name) for name in names}
 
 
-def _date_parts(value: dt.date) -> dict[str, object]:
-    return {"year": value.year, "month": value.month, "day": value.day}
+_DATE = ("year", "month", "day")
+_TIME = ("hour", "minute", "second", "microsecond", "fold", "tzinfo")
 
 
 def _zone_parts(value: dt.timezone) -> list[object]:
@@ -198,51 +173,36 @@ def _zone_parts(value: dt.timezone) -> list[object]:
     return list(value.__getinitargs__())  # type: ignore[attr-defined]
 
 
-def _uuid(parts: Any) -> uuid.UUID:
-    number, safe = parts
-    return uuid.UUID(int=number, is_safe=uuid.SafeUUID(safe))
+def _random(state: Any) -> random.Random:
+    made = random.Random()
+    made.setstate(state)
+    return made
 
 
-_NOTHING: Callable[[Any], object] = lambda value: None  # noqa: E731
+def _exact(
+    tag: str, kind: type, reduce: Callable[[Any], object], rebuild: Callable[[Any], object]
+) -> tuple[type, Form]:
+    """A form for exactly this type, no subclass."""
+    return kind, Form(tag, lambda value: type(value) is kind, lambda value, at: reduce(value), rebuild)
 
-FORMS: dict[type, Extra] = dict(
+
+FORMS: dict[type, Form] = dict(
     [
-        exact(complex, "complex", lambda v: [v.real, v.imag], lambda p: complex(*p)),
-        exact(range, "range", lambda v: [v.start, v.stop, v.step], lambda p: range(*p)),
-        exact(
-            slice,
-            "slice",
-            lambda v: {"start": v.start, "stop": v.stop, "step": v.step},
-            lambda p: slice(p["start"], p["stop"], p["step"]),
-        ),
-        exact(types.EllipsisType, "ellipsis", _NOTHING, lambda p: ...),
-        exact(decimal.Decimal, "decimal", str, decimal.Decimal),
-        exact(
-            fractions.Fraction,
-            "fraction",
-            lambda v: [v.numerator, v.denominator],
-            lambda p: fractions.Fraction(*p),
-        ),
-        exact(
-            dt.datetime,
-            "datetime",
-            lambda v: _date_parts(v) | _time_parts(v),
-            lambda p: dt.datetime(**p),
-        ),
-        exact(dt.date, "date", _date_parts, lambda p: dt.date(**p)),
-        exact(dt.time, "time", _time_parts, lambda p: dt.time(**p)),
-        exact(
-            dt.timedelta,
-            "timedelta",
-            lambda v: [v.days, v.seconds, v.microseconds],
-            lambda p: dt.timedelta(*p),
-        ),
-        exact(dt.timezone, "timezone", _zone_parts, lambda p: dt.timezone(*p)),
-        exact(pathlib.PosixPath, "path", str, pathlib.PosixPath),
-        exact(pathlib.PurePosixPath, "pure_path", str, pathlib.PurePosixPath),
-        exact(uuid.UUID, "uuid", lambda v: [v.int, v.is_safe.value], _uuid),
+        _exact("complex", complex, lambda v: [v.real, v.imag], lambda p: complex(*p)),
+        _exact("range", range, lambda v: [v.start, v.stop, v.step], lambda p: range(*p)),
+        _exact("decimal", decimal.Decimal, str, decimal.Decimal),
+        _exact("datetime", dt.datetime, _parts(*_DATE, *_TIME), lambda p: dt.datetime(**p)),
+        _exact("date", dt.date, _parts(*_DATE), lambda p: dt.date(**p)),
+        _exact("time", dt.time, _parts(*_TIME), lambda p: dt.time(**p)),
+        _exact("timedelta", dt.timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda p: dt.timedelta(*p)),
+        _exact("timezone", dt.timezone, _zone_parts, lambda p: dt.timezone(*p)),
+        _exact("path", pathlib.PosixPath, str, pathlib.PosixPath),
+        _exact("pure_path", pathlib.PurePosixPath, str, pathlib.PurePosixPath),
+        _exact("uuid", uuid.UUID, str, uuid.UUID),
+        _exact("random", random.Random, random.Random.getstate, _random),
+        _exact("namespace", argparse.Namespace, vars, lambda p: argparse.Namespace(**p)),
     ]
 )
-"""Types of the standard library without children of arbitrary type (a slice excepted)."""
+"""Types of the standard library that are kept beside the containers."""
 
-FORMS_BY_TAG: dict[str, Extra] = {form.tag: form for form in FORMS.values()}
+FORMS_BY_TAG: dict[str, Form] = {form.tag: form for form in FORMS.values()}

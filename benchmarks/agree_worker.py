@@ -1,4 +1,4 @@
-"""One rank of `surefoot bench agree`.
+"""One rank of `python -m benchmarks agree`.
 
 Each step ends with an all-reduce as of gradients, which the ranks leave together; then comes what is measured.
 """
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from surefoot.bench.agree import FORMS, NOTHING
+from benchmarks.agree import FORMS, NOTHING
 from surefoot.bench.worker import begin, leave
 from surefoot.board import Board
 from surefoot.core.agreement import Vector

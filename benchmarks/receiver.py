@@ -1,4 +1,4 @@
-"""`python -m surefoot.bench.receiver BYTES_PER_S`: an S3 receiver behind a link of known speed.
+"""`python -m benchmarks.receiver BYTES_PER_S`: an S3 receiver behind a link of known speed.
 
 It hashes every body with SHA-256 and refuses one that does not match the hash its request was signed with, so a part
 that changed on the way does not count. It checks no signature. It prints its port, and ends when its input does.
@@ -13,7 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from surefoot.bench.bucket import KEPT_BYTES, Answer, Body, Bucket, Request, mismatch
+from benchmarks.bucket import KEPT_BYTES, Answer, Body, Bucket, Request, mismatch
 
 _PIECE_BYTES = 128 * 1024
 _RECEIVE_BUFFER_BYTES = 256 * 1024

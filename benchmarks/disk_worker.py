@@ -1,7 +1,8 @@
-"""One rank of `surefoot bench disk`: saves and waits, and writes as many bytes by itself."""
+"""One rank of `python -m benchmarks disk`: saves and waits, and writes as many bytes by itself."""
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
@@ -12,14 +13,13 @@ import torch
 import torch.distributed as dist
 
 import surefoot
-from surefoot.bench import floors
-from surefoot.bench.synthetic import Training
-from surefoot.bench.worker import begin, leave
+from surefoot.bench.worker import Training, begin, leave
 from surefoot.core.image import round_up
 
 _NEVER_DUE_S = 1e9
 _NO_STAGING = 1 << 40
 _SETTLING = 2
+_DIRECT_PIECE_BYTES = 8 * 1024 * 1024
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
         _save_s(run)
     raw_s, surefoot_s, direct = [], [], True
     for number in range(settings["rounds"]):
-        # Who comes first changes: what one leaves to the device to do must not always fall to the other.
+        # The first one changes: work that one leaves to the device must not always fall to the other.
         for ours in (number % 2 == 0, number % 2 == 1):
             dist.barrier()
             if ours:
                 surefoot_s.append(_save_s(run))
                 continue
             start_s = time.perf_counter()
-            direct &= floors.write_direct(raw, data)
+            direct &= _write_direct(raw, data)
             dist.barrier()
             raw_s.append(time.perf_counter() - start_s)
             raw.unlink()
@@ -73,6 +73,33 @@ def _shared(training: Training) -> memoryview:
         target[offset : offset + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
         offset += tensor.nbytes
     return memoryview(mapping)
+
+
+def _write_direct(path: Path, data: memoryview) -> bool:
+    """Write page-aligned `data` past the page cache into reserved space, and sync it. The file stays.
+
+    Returns:
+        False if this file system knows no direct writes: then it was written through the page cache.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, len(data))
+        direct = _set_direct(fd)
+        offset = 0
+        while offset < len(data):
+            offset += os.pwrite(fd, data[offset : offset + _DIRECT_PIECE_BYTES], offset)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return direct
+
+
+def _set_direct(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

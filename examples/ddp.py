@@ -1,6 +1,6 @@
-"""The training of `hand_written.py` with Surefoot: the `with` and the `for` are all there is to it.
+"""A model that `DistributedDataParallel` keeps alike on all ranks: the `with` and the `for` are all there is to it.
 
-    surefoot run --to DIR --nproc 2 examples/hand_written_with_surefoot.py
+    surefoot run --to DIR --nproc 2 examples/ddp.py
 
 Start it again after an eviction (exit code 75), and it goes on after the last step that was finished.
 """
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import surefoot
 
 options = argparse.ArgumentParser()
-options.add_argument("--steps", type=int, default=2000)
+options.add_argument("--steps", type=int, default=200)
 given = options.parse_args()
 
 dist.init_process_group("gloo")
@@ -38,7 +38,7 @@ with surefoot.Run(model=model, optimizer=optimizer, loader=loader) as run:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if rank == 0 and (step + 1) % 100 == 0:
+        if rank == 0 and (step + 1) % 10 == 0:
             print(f"step {step + 1}: loss {loss.item()!r}", flush=True)
 
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""`surefoot bench restore`: a restart from the memory that the agent keeps, beside memcpy of the same bytes.
+"""`python -m benchmarks restore`: a restart from the memory that the agent keeps, beside memcpy of the same bytes.
 
 Trainers are killed, and others, which wait for that with everything imported, take over.
 """
@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from surefoot.bench.jobs import Trainers, events, trainers, workplace
+from benchmarks.jobs import events, wait_until_there
+from surefoot.bench.jobs import Trainers, trainers, workplace
 from surefoot.errors import SurefootError
 
 WAITING = "waiting-{round}-{rank}"
@@ -65,25 +66,26 @@ def measure(bench: RestoreBench) -> RestoreResult:
         SurefootError: a worker failed, or what came back is not what was there, or it did not come from memory.
     """
     settings = {"tensors": bench.tensors, "rank_bytes": bench.state_bytes // bench.ranks}
-    with workplace() as place, ExitStack() as crews:
+    with workplace() as place, ExitStack() as stack:
 
-        def crew(number: int) -> Trainers:
+        def start(number: int) -> Trainers:
             given = {**settings, "round": number, "last": number == bench.rounds}
-            started = crews.enter_context(trainers("restore_worker", bench.ranks, given, place, tag=f"-{number}"))
+            started = trainers("benchmarks.restore_worker", bench.ranks, given, place, tag=f"-{number}")
+            waiting = stack.enter_context(started)
             for rank in range(bench.ranks):
-                started.wait_until_there(place.files / WAITING.format(round=number, rank=rank), _WITHIN_S)
-            return started
+                wait_until_there(waiting, place.files / WAITING.format(round=number, rank=rank), _WITHIN_S)
+            return waiting
 
         def go(started: Trainers, number: int) -> None:
             (place.files / GO.format(round=number)).touch()
             for rank in range(bench.ranks):
-                started.wait_until_there(place.files / DONE.format(round=number, rank=rank), _WITHIN_S)
+                wait_until_there(started, place.files / DONE.format(round=number, rank=rank), _WITHIN_S)
 
-        training = crew(0)
+        training = start(0)
         go(training, 0)
         figures = []
         for number in range(1, bench.rounds + 1):
-            waiting = crew(number)
+            waiting = start(number)
             training.kill()
             go(waiting, number)
             figures.append(waiting.left())

@@ -1,4 +1,4 @@
-"""`surefoot bench agree`: what the trainers' agreement at each boundary adds to a step.
+"""`python -m benchmarks agree`: what the trainers' agreement at each boundary adds to a step.
 
 Beside it, in the same run: the form that ranks of several machines use, and what people write instead, an all-reduce
 whose result every rank reads at once (`.item()`). And steps without any, which say how much of a figure is noise.
@@ -57,7 +57,7 @@ def measure(bench: AgreeBench) -> list[AgreeRow]:
         with workplace() as place:
             settings: dict[str, Any] = {"rounds": bench.rounds, "steps": bench.steps, "step_s": bench.step_s}
             settings |= {"memory": str(place.memory)}
-            with trainers("agree_worker", ranks, settings, place) as started:
+            with trainers("benchmarks.agree_worker", ranks, settings, place) as started:
                 figures = started.figures(_WITHIN_S)
         rows += [_row(form, ranks, figures) for form in (*FORMS, NOTHING)]
     return rows

@@ -1,0 +1,1 @@
+"""Measurements for developers: `python -m benchmarks NAME`, from the root of the repository."""
