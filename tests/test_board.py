@@ -146,6 +146,7 @@ def test_links_and_other_things_than_files_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
+@pytest.mark.holds("adopted-memory-is-checked")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
 def test_a_board_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
     """Any permission for group or others: somebody else's words may stand in it."""
@@ -166,6 +167,7 @@ def test_another_users_board_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "board").stat().st_size == 2 * PAGE_BYTES
 
 
+@pytest.mark.holds("known-late-never-early")
 def test_what_is_sealed_on_all_is_the_least_of_one_generation(tmp_path: Path) -> None:
     """The minimum over the ranks, nothing while one of them is in another generation or has sealed nothing."""
     board = Board.create(tmp_path / "board", 3)

@@ -133,6 +133,7 @@ _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
 }
 
 
+@pytest.mark.holds("nothing-unpickled")
 @pytest.mark.parametrize("rule", _FORBIDDEN)
 def test_imports_go_one_way(rule: str) -> None:
     """Every module keeps the rule; the package's own lazy name for the user's class is read by type checkers only."""
@@ -179,6 +180,7 @@ _BAD = {
 }
 
 
+@pytest.mark.holds("nothing-unpickled")
 @pytest.mark.parametrize("rule", _FORBIDDEN)
 def test_each_rule_can_be_broken(tmp_path: Path, rule: str) -> None:
     """For every rule there is a module that breaks it, however the import is written, and it is found."""

@@ -59,6 +59,7 @@ def _tensor_bytes(segment: Segment, slot: int) -> bytes:
     return bytes(segment.image(slot)[start:])
 
 
+@pytest.mark.holds("plan-in-memory")
 def test_a_segment_is_adopted_as_it_was_made(tmp_path: Path) -> None:
     """Geometry, run, rank, plan, headers of the images and what is sealed: all is read back from the file alone."""
     made = make(tmp_path, num_slots=3)
@@ -79,6 +80,7 @@ def test_a_segment_is_adopted_as_it_was_made(tmp_path: Path) -> None:
     assert _tensor_bytes(found, 2) == bytes([7]) * IMAGE_DATA_BYTES
 
 
+@pytest.mark.holds("memory-reserved")
 def test_a_segment_lies_in_a_private_file_that_is_wholly_reserved(tmp_path: Path) -> None:
     """Mode 0600, one link, and every block allocated: no page fault can run out of memory later."""
     made = make(tmp_path)
@@ -170,6 +172,7 @@ def test_every_changed_byte_of_the_header_is_noticed(tmp_path: Path) -> None:
     open_segment_file(path)
 
 
+@pytest.mark.holds("adopted-memory-is-checked")
 @pytest.mark.parametrize("value", [0, 1, 3, 4095, 4097, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("field", range(1, 8))
 def test_sizes_that_do_not_fit_the_file_are_refused_though_the_hash_fits(
@@ -241,6 +244,7 @@ def test_a_file_that_is_no_segment_is_refused_and_its_descriptor_closed(tmp_path
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.holds("adopted-memory-is-checked")
 def test_links_and_other_things_than_files_are_refused(tmp_path: Path) -> None:
     """A symbolic link, a second hard link, a directory, a FIFO: none is a segment, whatever it leads to."""
     path = make(tmp_path, size_bytes=10).path
@@ -260,6 +264,7 @@ def test_links_and_other_things_than_files_are_refused(tmp_path: Path) -> None:
         open_segment_file(tmp_path / "absent")
 
 
+@pytest.mark.holds("adopted-memory-is-checked")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o601])
 def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
     """Any permission for group or others: somebody else may have written it."""
@@ -270,6 +275,7 @@ def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> N
         open_segment_file(path)
 
 
+@pytest.mark.holds("adopted-memory-is-checked")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_another_users_file_is_refused(tmp_path: Path) -> None:
     """A whole segment that belongs to somebody else is not adopted."""
@@ -280,6 +286,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
         open_segment_file(path)
 
 
+@pytest.mark.holds("plan-in-memory")
 def test_a_changed_plan_is_noticed(tmp_path: Path) -> None:
     """Each byte of the plan's text, changed, is `CorruptError` when the plan is asked for."""
     made = make(tmp_path, size_bytes=10)
@@ -299,6 +306,7 @@ def _hash(segment: Segment, slot: int) -> str:
     return xxhash.xxh3_128(segment.image(slot)).hexdigest()
 
 
+@pytest.mark.holds("sealed-is-not-verified")
 def test_a_slot_goes_from_free_to_hashed_and_round_again(tmp_path: Path) -> None:
     """Free, filling, sealed, hashed, filling again: what a reader sees at each point."""
     segment = make(tmp_path, size_bytes=10)
@@ -324,6 +332,7 @@ def test_a_slot_goes_from_free_to_hashed_and_round_again(tmp_path: Path) -> None
     assert segment.sealed(1) is None
 
 
+@pytest.mark.holds("sealed-is-not-verified")
 def test_a_hash_of_what_a_slot_held_before_is_dropped(tmp_path: Path) -> None:
     """A result that comes after the slot moved on describes nothing, and does not displace the newer hash."""
     segment = make(tmp_path, size_bytes=10)
@@ -345,6 +354,7 @@ def test_a_hash_of_what_a_slot_held_before_is_dropped(tmp_path: Path) -> None:
     assert found.image_hash == "2" * 32
 
 
+@pytest.mark.holds("lock-of-the-dead")
 def test_a_slot_whose_filling_was_given_up_never_reuses_a_number(tmp_path: Path) -> None:
     """A trainer that died while it filled, and the next one in the same slot: an old hash still fits nothing."""
     segment = make(tmp_path, size_bytes=10)
@@ -487,6 +497,7 @@ def test_images_of_two_slots_and_their_records_do_not_touch(tmp_path: Path) -> N
 # --------------------------------------------------------------------------- processes
 
 
+@pytest.mark.holds("memory-outlives-trainers", "lock-of-the-dead")
 @pytest.mark.parametrize(("where", "held"), [("begin", [1]), ("fill", [1]), ("seal", [1, 2])])
 def test_the_death_of_the_writer_leaves_it_adoptable(tmp_path: Path, where: str, held: list[int]) -> None:
     """SIGKILL after begin, after filling, after sealing: the step before is whole, the last one if it was sealed."""
@@ -544,6 +555,7 @@ def _watch(path: Path, stable: int) -> None:
         assert time.monotonic() < give_up, f"too few readings: {seen}"
 
 
+@pytest.mark.holds("start-during-save")
 def test_what_is_read_under_one_number_is_whole(tmp_path: Path) -> None:
     """A writer at full speed, a reader that checks record, image and hash: never torn while the number stands still."""
     path = make(tmp_path, num_slots=3, size_bytes=8192).path

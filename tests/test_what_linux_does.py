@@ -60,6 +60,7 @@ def _holder(path: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+@pytest.mark.holds("locks-tell-lives")
 def test_a_lock_lives_exactly_as_long_as_its_holder(memory: Path) -> None:
     """Busy while the process lives, free as soon as SIGKILL has ended it, with nobody having cleaned up."""
     path = memory / "x"
@@ -73,6 +74,7 @@ def test_a_lock_lives_exactly_as_long_as_its_holder(memory: Path) -> None:
         assert _is_free(path)
 
 
+@pytest.mark.holds("locks-tell-lives")
 def test_a_forked_child_keeps_its_parent_s_lock(memory: Path) -> None:
     """The descriptor came along: so forked children close those that hold locks, or the dead would seem to live."""
     path = memory / "x"
@@ -91,6 +93,7 @@ def test_a_forked_child_keeps_its_parent_s_lock(memory: Path) -> None:
         assert _is_free(path)
 
 
+@pytest.mark.holds("memory-reserved")
 def test_memory_without_a_name_is_there_until_nobody_has_it(memory: Path) -> None:
     """An unlinked file stays usable through its descriptor and its mapping, for a process that gets the descriptor,
     too; and it lies in memory, reserved from the beginning."""
@@ -108,6 +111,7 @@ def test_memory_without_a_name_is_there_until_nobody_has_it(memory: Path) -> Non
     os.close(fd)
 
 
+@pytest.mark.holds("memory-reserved")
 def test_holes_take_no_memory_and_read_as_zeros() -> None:
     """What is as long as a shard and filled in one place costs that place; a hole that is punched gives its memory
     back and changes nothing beside it."""
@@ -130,6 +134,7 @@ def _punch(fd: int, offset: int, length: int) -> None:
     assert done == 0, os.strerror(ctypes.get_errno())
 
 
+@pytest.mark.holds("put-if-absent")
 def test_a_link_is_a_put_if_absent(tmp_path: Path) -> None:
     """Of eight that give one name to files of their own exactly one succeeds, and the name has that one's bytes."""
     script = """
@@ -156,6 +161,7 @@ except FileExistsError:
     assert (tmp_path / "x").read_text() == winners[0]
 
 
+@pytest.mark.holds("deaf-workers")
 def test_deafness_to_a_signal_is_inherited() -> None:
     """A program that is started with SIGTERM ignored ignores it, and so do the programs that it starts."""
     ask = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 _PATIENCE_S = 120.0
 
 _WORKER = """
@@ -65,6 +67,7 @@ def _started(place: Path, rank: int) -> tuple[bool, int]:
     return deaf == "True", int(pid)
 
 
+@pytest.mark.holds("deaf-workers")
 def test_started_deaf_it_and_its_workers_live_through_a_sigterm_to_everybody(tmp_path: Path) -> None:
     """SIGTERM ignored at its start and not among the signals that it handles: workers inherit that, a SIGTERM to the
     launcher, to its whole group and to each worker does nothing, and the job ends well."""
@@ -79,6 +82,7 @@ def test_started_deaf_it_and_its_workers_live_through_a_sigterm_to_everybody(tmp
         assert launcher.wait(_PATIENCE_S) == 0
 
 
+@pytest.mark.holds("torchruns-code")
 def test_it_ends_with_one_whatever_its_script_ended_with_and_our_launcher_does_not(tmp_path: Path) -> None:
     """A worker's own exit code is in its record of the first failure, where `surefoot.launch` takes it from."""
     for module, expected in (("torch.distributed.run", 1), ("surefoot.launch", 75)):

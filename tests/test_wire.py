@@ -123,6 +123,7 @@ def test_an_end_inside_a_frame_is_an_error(pair: Pair, receiver: str, cut: int) 
         _receive_by(receiver, pair[1])
 
 
+@pytest.mark.holds("same-user-only")
 @pytest.mark.parametrize("receiver", _KINDS)
 @pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 2**32 - 1])
 def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair, receiver: str, length: int) -> None:
@@ -400,6 +401,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.holds("same-user-only")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 @pytest.mark.parametrize("user", [65534, 2**32 - 2])
 def test_another_user_is_refused_when_it_connects(open_directory: Path, user: int) -> None:
@@ -419,6 +421,7 @@ def test_another_user_is_refused_when_it_connects(open_directory: Path, user: in
             _end(child)
 
 
+@pytest.mark.holds("same-user-only")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_another_user_is_refused_when_it_listens(open_directory: Path) -> None:
     """A socket that another user laid in our place is not talked to, and its descriptor is not kept."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from surefoot.agent.fleet import Fleet
+from surefoot.core.liveness import Bounds
+from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.tiers.disk import DiskTier
 
 ROUND = "round-0001"
 BOUND_S = 60.0
+SOON = partial(Mesh, config=MeshConfig(bounds=Bounds(beat_s=0.05, stood_still_s=0.2, lost_after_s=1.0)))
+"""A mesh that loses a node soon. All are in one process here: whichever looks has let the others beat, too."""
 
 
 class Node:

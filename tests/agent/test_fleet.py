@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from fleet_nodes import ROUND, Node, nodes_of
+from fleet_nodes import ROUND, SOON, Node, nodes_of
 
 import surefoot.agent.fleet as fleet_module
 from surefoot.errors import AgentError
@@ -49,6 +49,7 @@ def test_all_hear_what_the_first_node_says(tmp_path: Path) -> None:
 def test_a_node_that_is_gone_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection ends and nobody comes back: those that wait for it are told who is gone, once."""
     monkeypatch.setattr(fleet_module, "DEAD_AFTER_S", 1.0)
+    monkeypatch.setattr(fleet_module, "Mesh", SOON)
 
     async def story() -> None:
         async with nodes_of(tmp_path, "a", "b", "c") as (first, second, third):
@@ -62,9 +63,10 @@ def test_a_node_that_is_gone_ends_the_waiting(tmp_path: Path, monkeypatch: pytes
     asyncio.run(story())
 
 
-def test_an_agent_that_replaces_another_misses_nothing(tmp_path: Path) -> None:
+def test_an_agent_that_replaces_another_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's agent ends and another one takes its place in the same round, elsewhere: it gets what the others had
     brought before, and they get what it brings."""
+    monkeypatch.setattr(fleet_module, "Mesh", SOON)
 
     async def story() -> None:
         async with nodes_of(tmp_path, "a", "b") as nodes:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from fleet_nodes import SOON
 
 import surefoot.agent.fleet as fleet_module
 from surefoot.agent.fleet import Fleet
@@ -22,6 +23,7 @@ def test_a_dead_node_is_found_dead_though_the_store_hangs(s3_env: S3Server, monk
     """Whether its agent was replaced is looked up in the run's place; that this is not answered ends no waiting later
     than it would end otherwise."""
     monkeypatch.setattr(fleet_module, "DEAD_AFTER_S", 1.0)
+    monkeypatch.setattr(fleet_module, "Mesh", SOON)
 
     async def story() -> None:
         tasks: dict[str, list[asyncio.Task[Any]]] = {"a": [], "b": []}

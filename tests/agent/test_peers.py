@@ -107,6 +107,7 @@ def test_a_missing_shard_comes_from_another_node(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("corrupt-copy")
 def test_only_what_is_bad_comes_from_another_node(tmp_path: Path) -> None:
     """Of a damaged shard only the damaged block is asked for; a block that is bad over there is no harm if it is good
     here."""

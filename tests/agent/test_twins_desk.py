@@ -213,6 +213,7 @@ def test_a_step_whose_slot_moved_on_is_not_offered(tmp_path: Path, homes: Callab
     asyncio.run(story())
 
 
+@pytest.mark.holds("two-machines-hold-it")
 @pytest.mark.parametrize("where", ["shared", "own"])
 def test_replicas_that_differ_are_not_taken_for_the_same(
     tmp_path: Path, homes: Callable[[str], Home], where: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from measuring import answer, run
 
 
+@pytest.mark.soak
 def test_agreement_and_blocking_form_are_measured_side_by_side() -> None:
     """One row per form and number of ranks, each with figures above zero, and nothing else."""
     figures = answer("agree", "--ranks=2,3", "--rounds=2")
@@ -24,6 +26,7 @@ def test_agreement_and_blocking_form_are_measured_side_by_side() -> None:
         assert 0 < row["p50_ms"] <= row["p95_ms"] < math.inf
 
 
+@pytest.mark.soak
 def test_notices_are_measured() -> None:
     """In one process and in several, plain and over TLS: more than nothing, and p99 not below p50."""
     figures = answer("notice", "--nodes=3", "--processes=2", "--notices=4")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from measuring import answer, is_quotient
 
 from surefoot.bench.worker import Training
 
+pytestmark = pytest.mark.soak
 _SMALL = ("--state-mb=4", "--ranks=1", "--tensors=8", "--rounds=1")
 
 

@@ -52,9 +52,10 @@ def _check(row: dict[str, Any]) -> None:
     assert (row["durable_s"] > 0) == (row["method"] == "surefoot" or "async" in row["method"])
 
 
+@pytest.mark.holds("saves-slow-training")
 @pytest.mark.parametrize(
     "methods",
-    [_KEEPS_A_COPY, pytest.param(METHODS, marks=pytest.mark.campaign)],
+    [pytest.param(_KEEPS_A_COPY, marks=pytest.mark.soak), pytest.param(METHODS, marks=pytest.mark.campaign)],
     ids=["three", "all"],
 )
 def test_every_method_is_measured(methods: tuple[str, ...]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+_SHORT = 22
+"""Evicted, killed on all nodes, and evicted again, with an object store and copies on the nodes' own disks."""
 _EACH = 10
 _IN_ALL = 300
 _EVICTIONS = 67
@@ -38,12 +40,14 @@ def _check_evictions(told: dict[str, Any], count: int) -> None:
     assert (told["evictions"], told["measured"], told["redone_steps"]) == (count, count, 0)
 
 
-def test_some_schedules() -> None:
+@pytest.mark.parametrize(("first", "count"), [(_SHORT, 1), pytest.param(0, 2, marks=pytest.mark.soak)])
+def test_some_schedules(first: int, count: int) -> None:
     """Whatever befalls three nodes, every sample and every loss bit is that of undisturbed training, no committed step
     is lost, nothing hangs, and nothing is left."""
-    _check(_run("schedules.py", "--seeds", 0, 2, within_s=900), 2)
+    _check(_run("schedules.py", "--seeds", first, count, within_s=900), count)
 
 
+@pytest.mark.soak
 def test_some_evictions() -> None:
     """Evictions of one job on three nodes: each time the newest finished step is committed, and none is redone."""
     (told,) = _run("evictions.py", "--count", 3, "--grace", 30, within_s=900)

@@ -72,6 +72,7 @@ def test_evict_needs_a_live_run(evicted: Evicted) -> None:
     assert len(evicted.gone.err.splitlines()) == 1
 
 
+@pytest.mark.holds("locks-tell-lives")
 def test_clean_spares_memory_in_which_a_trainer_lives(killed: Killed) -> None:
     """While an agent is being replaced nobody holds the lock; the trainer's memory must not go."""
     cleaned = json.loads(killed.orphaned.out)

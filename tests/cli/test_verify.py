@@ -69,6 +69,7 @@ def test_every_kind_of_file_is_in_the_run(finished: Finished) -> None:
     assert known == {path for path in finished.run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.holds("readers-do-not-verify")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_byte_is_named(run_copy: Path, kind: str) -> None:
     """In the first, the middle and the last byte of every file."""
@@ -89,6 +90,7 @@ def test_a_truncated_file_is_named(run_copy: Path, kind: str) -> None:
             assert set(problems(run_copy)) == {key}, len(data)
 
 
+@pytest.mark.holds("readers-do-not-verify")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_deleted_file_is_named(run_copy: Path, kind: str) -> None:
     """As missing, also a manifest, of which only the events tell."""

@@ -72,6 +72,7 @@ def _train(seed: int, who_stages: Callable[[list[_Rank], int, int, Vector], set[
     return skips, behind
 
 
+@pytest.mark.holds("skips-are-agreed")
 @pytest.mark.parametrize("seed", range(4))
 def test_skips_that_are_agreed_never_part_the_ranks(seed: int) -> None:
     """Uploads of four ranks take their own time: all skip the same steps, and the newest step taken is on all."""
@@ -80,6 +81,7 @@ def test_skips_that_are_agreed_never_part_the_ranks(seed: int) -> None:
     assert behind <= _UPLOAD_STEPS
 
 
+@pytest.mark.holds("skips-are-agreed")
 @pytest.mark.parametrize("seed", range(4))
 def test_skips_of_each_rank_alone_part_them(seed: int) -> None:
     """The same uploads, each rank skipping when it has no slot itself: steps that nobody else holds push out those

@@ -116,6 +116,7 @@ def test_what_is_done_at_a_boundary(
     assert at_boundary(agreed, step, **{**_PLAIN, **told}) == BoundaryPlan(**{**nothing, **expected})
 
 
+@pytest.mark.holds("skips-are-agreed")
 @given(_vectors, st.integers(0, 1000), st.booleans(), st.booleans(), st.booleans())
 def test_a_decision_never_contradicts_itself(
     agreed: Vector, step: int, planned: bool, wanted: bool, last: bool
@@ -194,6 +195,7 @@ def _all_alike(ranks: _Ranks) -> bool:
     return all(done == ranks.done[0] for done in ranks.done)
 
 
+@pytest.mark.holds("vector-is-waited-for")
 @given(st.integers(0, 2**64), st.integers(1, 4))
 @settings(max_examples=200)
 def test_all_ranks_take_the_same_plan_at_every_boundary(seed: int, num_ranks: int) -> None:
@@ -204,6 +206,7 @@ def test_all_ranks_take_the_same_plan_at_every_boundary(seed: int, num_ranks: in
     assert 1 <= len(ranks.done[0]) <= 12
 
 
+@pytest.mark.holds("vector-is-waited-for")
 def test_polling_instead_of_waiting_tears_the_ranks_apart() -> None:
     """The same ranks, but each goes on with the newest result that has arrived: soon they decide differently."""
 

@@ -89,6 +89,7 @@ def test_a_bound_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
         Cadence(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.holds("slow-copies-fewer-steps")
 @pytest.mark.parametrize(
     ("copy_s", "step_s", "expected"),
     [(0.0, 1.0, 1), (1.0, 0.0, 1), (-1.0, 1.0, 1), (0.1, 1.0, 1), (1.0, 1.0, 1), (1.001, 1.0, 2), (7.5, 2.5, 3)],
@@ -98,6 +99,7 @@ def test_a_copy_longer_than_a_step_is_made_less_often(copy_s: float, step_s: flo
     assert stage_every(copy_s, step_s) == expected
 
 
+@pytest.mark.holds("slow-copies-fewer-steps")
 @given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3))
 def test_copies_take_at_most_as_long_as_the_steps_between_them(copy_s: float, step_s: float) -> None:
     """The cadence is the smallest whose steps take at least as long as one copy."""

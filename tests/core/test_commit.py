@@ -23,6 +23,7 @@ def _ranks(world_size: int, **fields: Any) -> list[Shard]:
     return [shard(_AT, rank, world_size=world_size, **fields) for rank in range(world_size)]
 
 
+@pytest.mark.holds("part-missing-declared-whole")
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_one_acknowledgement_a_rank_is_a_set(world_size: int) -> None:
     """The set has every rank once, in rank order; with any rank missing there is none."""
@@ -40,6 +41,7 @@ def test_nothing_is_no_set() -> None:
     assert complete_set([*others, *_ranks(2)], _AT) == tuple(_ranks(2))
 
 
+@pytest.mark.holds("whole-or-absent")
 def test_plans_are_never_mixed() -> None:
     """Rank 0 of one plan and rank 1 of another are no set, though both are there; the plan that is whole is taken."""
     a, b = _ranks(2, plan=PLAN_A), _ranks(2, plan=PLAN_B)
@@ -54,6 +56,7 @@ def test_steps_of_two_generations_are_never_mixed() -> None:
     assert complete_set([shard(_AT, 0), foreign], _AT) is None
 
 
+@pytest.mark.holds("commit-is-pure")
 def test_any_attempt_of_a_rank_will_do_and_always_the_same_one() -> None:
     """Several attempts of a rank: one is taken, whatever the order in which they are seen."""
     acks = [*_ranks(2, attempt="bbbb"), shard(_AT, 0, attempt="cccc"), shard(_AT, 1, attempt="aaaa")]
@@ -97,6 +100,7 @@ _acks = st.builds(
 )
 
 
+@pytest.mark.holds("commit-is-pure")
 @given(st.lists(_acks, max_size=9), st.randoms(use_true_random=False))
 def test_a_set_is_whole_of_one_kind_and_independent_of_order(acks: list[Shard], shuffler: random.Random) -> None:
     """A set has each rank of its own world once, of one plan and step; order and repeats are nothing."""

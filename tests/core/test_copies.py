@@ -21,6 +21,7 @@ def _copy(step: int, rank: int, node: str = "a", **other: object) -> Copy:
     return replace(made, **other)  # type: ignore[arg-type]
 
 
+@pytest.mark.holds("one-plan-in-memory")
 def test_ranks_on_several_nodes_make_one_whole() -> None:
     """Rank 0 on one node and rank 1 on another are a step; rank 0 twice is none."""
     apart = [_copy(7, 0, "a"), _copy(7, 1, "b")]
@@ -30,6 +31,7 @@ def test_ranks_on_several_nodes_make_one_whole() -> None:
     assert wholes([apart[0], replace(apart[0], node="b")], [], _CHAIN) == []
 
 
+@pytest.mark.holds("one-plan-in-memory", "ranks-load-different-steps")
 @pytest.mark.parametrize(
     "other",
     [
@@ -61,6 +63,7 @@ def test_copies_that_contradict_each_other_are_believed_by_nobody_but_a_manifest
     assert wholes([foreign, *stored], [made], _CHAIN)[0].copies == ((stored[0],), (stored[1],))
 
 
+@pytest.mark.holds("bad-copy-passed-over")
 def test_a_bad_copy_is_dropped_for_all_and_the_next_one_taken() -> None:
     """One bad copy of two: still whole. Both bad: the older step is first, and with it bad too there is nothing."""
     one, two, other = _copy(7, 0, "a"), _copy(7, 0, "b"), _copy(7, 1, "b")
@@ -72,12 +75,14 @@ def test_a_bad_copy_is_dropped_for_all_and_the_next_one_taken() -> None:
     assert wholes(have, [], _CHAIN, [one, two, older[0]]) == []
 
 
+@pytest.mark.holds("lineage-in-memory")
 def test_what_an_abandoned_branch_holds_in_memory_does_not_count() -> None:
     """Step 21 of generation 1 is beyond the step at which generation 2 branched off; step 20 counts."""
     have = [_copy(step, rank) for step in (20, 21) for rank in (0, 1)]
     assert [w.at for w in wholes(have, [], _CHAIN)] == [StepId(20, 1)]
 
 
+@pytest.mark.holds("one-choice")
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3), st.integers(0, 2), st.sampled_from("abc"),
                           st.sampled_from([PLAN_A, PLAN_B])), max_size=24), st.randoms())  # fmt: skip
 def test_the_order_of_reports_decides_nothing(rows: list[tuple[int, int, int, str, str]], mixer: object) -> None:
@@ -100,6 +105,7 @@ def test_each_node_tries_its_own_memory_then_its_disk_then_others() -> None:
     assert nearest([shared, others, own_disk, own], "b") == [own, own_disk, others, shared]
 
 
+@pytest.mark.holds("at-risk")
 @pytest.mark.parametrize(
     ("leaving", "lost"),
     [((), {}), (("a",), {0: 100}), (("b",), {}), (("a", "b"), {0: 100, 1: 101}), (("a", "b", "c"), {0: 100, 1: 101})],
@@ -111,6 +117,7 @@ def test_at_risk_is_what_no_node_that_stays_and_no_tier_has(leaving: tuple[str, 
     assert at_risk(have, leaving) == lost
 
 
+@pytest.mark.holds("newest-alone")
 def test_the_newest_step_that_fits_is_sent() -> None:
     """Exactly as many bytes as the time allows still fit; nothing fits when no time is left."""
     sizes = {StepId(9, 1): 1001, StepId(8, 1): 1000, StepId(7, 1): 10}

@@ -131,6 +131,7 @@ def test_every_rank_keeps_its_own_block_under_one_name() -> None:
     assert [item.rank for item in plan.blocks["w"]] == [0, 1, 2]
 
 
+@pytest.mark.holds("replicas-once")
 def test_a_block_that_several_ranks_have_is_kept_once_by_balanced_owners() -> None:
     """Two replicas of two blocks: each block once, and the owners share the bytes."""
     leaves = [[Leaf(f"l{k}", "int8", (4,), "sharded", "d", (4 * (r % 2),), (8,)) for k in range(6)] for r in range(4)]
@@ -152,6 +153,7 @@ def test_replicas_not_proven_equal_are_kept_by_each_rank_and_named(digests: tupl
     assert all(prod(item.box.shape) == 21 for item in plan.items)
 
 
+@pytest.mark.holds("plan-is-exact")
 @pytest.mark.parametrize(
     ("leaves", "says"),
     [
@@ -183,6 +185,7 @@ def test_types_that_stock_readers_do_not_know_keep_blocks_apart() -> None:
     assert len(plan.blocks["w"]) == 2
 
 
+@pytest.mark.holds("plan-is-exact")
 @pytest.mark.parametrize("deed", ["lose", "move", "double", "rename", "shrink"])
 def test_a_damaged_cover_is_refused_when_a_plan_is_read(deed: str) -> None:
     """A block lost, moved, doubled, put under another leaf, or cut: CorruptError, not a hole in a tensor."""

@@ -31,6 +31,7 @@ def test_what_was_sealed_is_unsealed_by_value(body: dict[str, Any]) -> None:
     assert json.loads(data)["body"] == {"format": FORMAT_VERSION, **body}
 
 
+@pytest.mark.holds("other-library-version")
 def test_a_documents_bytes_stay_what_they_are() -> None:
     """The bytes that a run keeps are pinned: a change of them is a change of the format."""
     text = b'{"format":1,"a":[1,2.5,null],"b":"\\u00e9"}'
@@ -39,6 +40,7 @@ def test_a_documents_bytes_stay_what_they_are() -> None:
     assert digest(b"") == "cae66941d9efbd404e4d88758ea67670"
 
 
+@pytest.mark.holds("changed-documents")
 def test_every_changed_byte_is_noticed() -> None:
     """Each byte, changed to each of its 255 other values, makes the document corrupt."""
     data = seal({"step": 1200, "name": "é", "list": [1, {"x": None}]})
@@ -58,6 +60,7 @@ def test_every_truncation_and_extension_is_noticed() -> None:
             unseal(bad, "x")
 
 
+@pytest.mark.holds("other-library-version")
 def test_a_newer_format_is_refused_in_a_clear_sentence() -> None:
     """A document of a later version is refused with both versions, its key and what to do."""
     with pytest.raises(CorruptError) as caught:

@@ -6,6 +6,7 @@ import json
 import struct
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ _boxes = st.lists(
 )
 
 
+@pytest.mark.holds("gapless-format")
 @given(_boxes, st.integers(0, 99999))
 def test_tensors_lie_aligned_and_without_gaps(boxes: list[Box], rank: int) -> None:
     """Data starts at a page, every tensor at a multiple of its element size, each where the one before it ends."""

@@ -47,6 +47,7 @@ def _raw(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
+@pytest.mark.holds("stock-readers")
 def test_the_formats_library_reads_every_type_and_shape_bit_by_bit() -> None:
     """The format's parser accepts the file and finds every tensor's name, type, shape and bytes."""
     data, contents = _file(build_image(_boxes(), "a" * 32, 0))
@@ -77,6 +78,7 @@ def test_torch_gets_every_tensor_from_the_formats_library(tmp_path: Path) -> Non
     assert (metadata["surefoot_plan"], metadata["surefoot_rank"]) == ("a" * 32, "5")
 
 
+@pytest.mark.holds("gapless-format")
 def test_a_type_that_the_format_lacks_comes_back_by_a_view() -> None:
     """Tensors kept as bytes are themselves again when viewed as the type that the plan names."""
     data, contents = _file(build_image(_boxes(), "a" * 32, 0))
@@ -118,6 +120,7 @@ def _two_rank_plan() -> Plan:
     return make_plan(reports)
 
 
+@pytest.mark.holds("stock-readers")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torchs_stock_reader_loads_a_two_rank_directory_bit_by_bit(tmp_path: Path) -> None:
     """`HuggingFaceStorageReader` loads what two ranks wrote, into a plain dictionary, with every bit in place."""

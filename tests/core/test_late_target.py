@@ -84,6 +84,7 @@ def _is_good(world: _World) -> bool:
     return world.target is not None and all(rank.finished == world.target for rank in world.ranks)
 
 
+@pytest.mark.holds("late-staging")
 def test_all_ranks_come_to_rest_at_the_target() -> None:
     """However orders, counts and steps interleave: both ranks end exactly where late staging wants them."""
     ends = list(_ends(hold_first=True))
@@ -91,11 +92,13 @@ def test_all_ranks_come_to_rest_at_the_target() -> None:
     assert all(_is_good(world) for world in ends)
 
 
+@pytest.mark.holds("late-staging")
 def test_counting_before_holding_leaves_ranks_beyond_the_target() -> None:
     """The other order has an interleaving in which a rank is past the step that was named."""
     assert any(max(rank.finished for rank in world.ranks) > (world.target or 0) for world in _ends(hold_first=False))
 
 
+@pytest.mark.holds("late-staging")
 def test_finished_steps_alone_do_not_say_where_a_rank_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the word that goes up before a rank looks whether it is held, some rank ends beyond the target."""
 

@@ -18,6 +18,7 @@ from surefoot.core.manifest import Generation
 from surefoot.errors import CorruptError
 
 
+@pytest.mark.holds("lineage-decides")
 def test_the_committer_that_slept_through_a_restart() -> None:
     """Generation 6 commits 1300 late, after 7 went on from 1200: "newest step" would take the dead one."""
     chain = cuts(history(generation(6), generation(7, (6, 1200))))
@@ -64,6 +65,7 @@ def test_the_edges_of_a_cut() -> None:
     assert not counts(StepId(0, 3), chain)
 
 
+@pytest.mark.holds("generation-before-training")
 def test_a_missing_record_on_the_chain_is_corrupt() -> None:
     """Without the record of a parent nothing is guessed; a gap beside the chain does no harm."""
     with pytest.raises(CorruptError, match="generation 2 is named as a parent, but its record is missing"):
@@ -128,6 +130,7 @@ def _lived(seed: int, length: int) -> _World:
     return world
 
 
+@pytest.mark.holds("lineage-decides")
 @given(st.integers(0, 2**32), st.integers(1, 60))
 @settings(max_examples=300)
 def test_the_rule_is_what_was_really_continued(seed: int, length: int) -> None:
@@ -147,6 +150,7 @@ _WRONG_RULES: dict[str, Callable[[dict[int, Generation]], dict[int, float]]] = {
 }
 
 
+@pytest.mark.holds("lineage-decides")
 @pytest.mark.parametrize("rule", _WRONG_RULES)
 def test_the_histories_tell_a_wrong_rule_from_the_right_one(rule: str) -> None:
     """The model is hard enough to catch each rule that looks right and is not."""

@@ -41,6 +41,7 @@ def test_a_member_that_was_never_heard_has_the_longer_window() -> None:
     assert lost == [(10.5, "a")]
 
 
+@pytest.mark.holds("liveness-by-counters")
 @pytest.mark.parametrize(
     ("life", "counter", "counts"),
     [("x", 8, True), ("x", 7, False), ("x", 0, False), ("y", 0, True), ("y", 7, True)],
@@ -75,6 +76,7 @@ def test_strangers_are_not_counted() -> None:
     assert hear(without(view, "a"), "a", "x", 1, 1.0)[0].pulses == {}
 
 
+@pytest.mark.holds("liveness-by-counters")
 def test_an_observer_that_stood_still_gives_a_fresh_window() -> None:
     """Stopped for a minute in mid-window: nobody is lost on waking, and whoever is silent is lost a window later."""
     view, _ = hear(begin(["a", "b"], 0.0), "a", "x", 1, 0.0)

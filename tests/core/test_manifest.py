@@ -76,6 +76,7 @@ def test_a_generation_cannot_come_from_itself_or_later(parent: int) -> None:
         Generation.from_bytes(made.to_bytes(), made.key)
 
 
+@pytest.mark.holds("changed-documents")
 def test_a_record_under_another_ones_key_is_refused() -> None:
     """Whole documents that were swapped are noticed: each says whose it is."""
     for data, read, wrong in [
@@ -118,6 +119,7 @@ def test_giving_up_changes_the_time_alone() -> None:
     assert Manifest.from_bytes(made.retire(9.5).to_bytes(), made.key).retired == 9.5
 
 
+@pytest.mark.holds("tombstones")
 def test_a_tombstone_is_no_manifest_and_a_manifest_no_tombstone() -> None:
     """The two things that may lie at a manifest's key are told apart, and neither is taken for the other."""
     key = commit_key(_AT)
@@ -144,6 +146,7 @@ def test_a_manifest_without_one_shard_a_rank_is_refused() -> None:
             Manifest.from_bytes(_change(_full(), world_size=size), commit_key(_AT))
 
 
+@pytest.mark.holds("keys-stay-in-prefix")
 @pytest.mark.parametrize(
     "attempt", ["..", "a/../b", "x/y", "../../../run", "", "A3F2", "a3f", "a3f2\n", "é" * 4, "a" * 17]
 )

@@ -90,6 +90,7 @@ def test_a_report_comes_back_by_value(reports: list[Report]) -> None:
         assert Report.from_json(json.loads(compact(report.to_json()))) == report
 
 
+@pytest.mark.holds("plan-is-exact")
 @given(_reports)
 def test_every_leaf_of_every_rank_is_kept_exactly_once(reports: list[Report]) -> None:
     """For each rank and leaf there is one item with its type and shape: its own, or one that all ranks agree on."""
@@ -130,6 +131,7 @@ def test_the_order_of_replicated_leaves_in_a_report_does_not_matter(
     assert len(plans) == 1
 
 
+@pytest.mark.holds("replicas-once")
 @given(st.lists(st.integers(0, 2000), max_size=40), st.integers(1, 7))
 def test_replicated_leaves_are_spread_evenly(sizes: list[int], world_size: int) -> None:
     """The heaviest owner holds at most the largest leaf more than the lightest."""
@@ -161,6 +163,7 @@ def test_ties_go_to_the_lowest_rank_and_names_decide_among_equals() -> None:
     assert [(item.leaf, item.rank) for item in plan.items] == [("a", 0), ("b", 1), ("c", 2), ("d", 1)]
 
 
+@pytest.mark.holds("values-collapse")
 @pytest.mark.parametrize(
     "other",
     [

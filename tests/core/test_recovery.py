@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from core_samples import PLAN_A, PLAN_B, generation, history
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def test_a_dropped_source_is_not_tried_again_but_its_other_copies_are() -> None:
     assert ranking([ram, disk], _CHAIN, {ram, disk}) == []
 
 
+@pytest.mark.holds("lineage-in-memory")
 def test_without_a_chain_nothing_is_tried() -> None:
     """An image of unknown lineage is never taken."""
     assert ranking([_source(1, 1)], {}) == []
@@ -62,6 +64,7 @@ def test_equals_are_ordered_too() -> None:
     assert [source.committed for source in orders.pop()] == [True, True, False, False]
 
 
+@pytest.mark.holds("one-choice")
 @given(st.lists(_sources, max_size=8), st.sets(_sources, max_size=3), st.randoms(use_true_random=False))
 def test_every_agent_ranks_alike(sources: list[Source], dropped: set[Source], shuffler: random.Random) -> None:
     """The ranking holds exactly what counts and was not dropped, best first, and no order of listing changes it."""

@@ -32,6 +32,7 @@ def test_what_is_known_does_not_depend_on_order_or_repetition(words: list[Progre
     assert known == Progress(newest, max(w.sealed for w in of_newest), max(w.passed for w in of_newest))
 
 
+@pytest.mark.holds("known-late-never-early")
 def test_the_minimum_is_never_early() -> None:
     """A member that is silent, or known only from an older generation, holds everybody at nothing."""
     known = {"a": Progress(2, 5, 6), "b": Progress(2, 4, 7)}
@@ -42,6 +43,7 @@ def test_the_minimum_is_never_early() -> None:
     assert minimum(known, [], 2) == Progress(2)
 
 
+@pytest.mark.holds("known-late-never-early")
 def test_nobody_waits_for_who_left() -> None:
     """A node whose ranks are leaving counts as infinitely far."""
     assert minimum({"a": Progress(1, 3, 3), "b": Progress(1, LEFT, LEFT)}, "ab", 1) == Progress(1, 3, 3)
@@ -81,6 +83,7 @@ def _of(launches: str) -> dict[int, Generation]:
     )  # fmt: skip
 
 
+@pytest.mark.holds("one-launch-trains")
 @pytest.mark.parametrize(
     ("launches", "of_a"), [("", None), ("a", None), ("b", None), ("ab", 2), ("aba", None), ("abb", 3), ("ba", None)]
 )

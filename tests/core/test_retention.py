@@ -90,6 +90,7 @@ def test_one_step_in_two_generations_is_two_checkpoints() -> None:
     assert _retire(made, generations, [_at(9), _at(10), _at(10, 2)]) == [_at(9)]
 
 
+@pytest.mark.holds("parent-stays")
 def test_the_parent_stays_until_the_new_generation_stands_by_itself() -> None:
     """What a generation started from stays although it is no longer among the newest two that anybody verified."""
     generations = history(generation(1), generation(2, (1, 20)))
@@ -152,6 +153,7 @@ def _random_run(rng: random.Random) -> _Run:
 _seeds = st.integers(0, 2**64)
 
 
+@pytest.mark.holds("pointer-moves-first")
 @given(_seeds)
 @settings(max_examples=500)
 def test_the_newest_two_verified_on_the_lineage_always_stay(seed: int) -> None:
@@ -206,6 +208,7 @@ def test_giving_up_twice_gives_up_nothing_more(seed: int) -> None:
     assert _retire(after, run.generations, run.verified) == []
 
 
+@pytest.mark.holds("bytes-go-later")
 def test_bytes_go_an_hour_after_giving_up_and_not_before() -> None:
     """Only retired checkpoints are swept, from the delay on; a clock that jumped back sweeps nothing."""
     made = [manifest(_at(1)), manifest(_at(2), retired=100.0), manifest(_at(3), retired=200.0)]
@@ -227,6 +230,7 @@ def test_abandoned_are_only_old_unfinished_steps_that_nobody_needs() -> None:
     assert abandoned_steps(steps, [], chain, 1, _at(30, 2)) == []
 
 
+@pytest.mark.holds("tombstones")
 @given(_seeds)
 @settings(max_examples=500)
 def test_a_step_that_could_still_matter_is_never_abandoned(seed: int) -> None:

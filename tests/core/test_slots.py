@@ -146,6 +146,7 @@ def _pins_ignored(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
     return reusable([replace(slot, pinned=False) for slot in slots], sealed_on_all)
 
 
+@pytest.mark.holds("strict-fence")
 @pytest.mark.parametrize(("num_slots", "uploads"), [(2, False), (3, False), (2, True), (3, True), (4, True)])
 def test_with_the_strict_fence_there_is_always_a_common_step_at_most_one_behind(num_slots: int, uploads: bool) -> None:
     """Two unpinned slots and the strict fence: in every reachable state a whole step is held, one behind at most."""
@@ -156,6 +157,7 @@ def test_with_the_strict_fence_there_is_always_a_common_step_at_most_one_behind(
     assert outcome.states > 20
 
 
+@pytest.mark.holds("loose-fence")
 @pytest.mark.parametrize(("num_slots", "uploads"), [(2, False), (3, False), (2, True), (3, True), (4, True)])
 def test_with_the_own_copy_fence_the_rule_holds_too_one_step_later(num_slots: int, uploads: bool) -> None:
     """Ranks that run ahead wait for a slot rather than take one: two behind what any rank finished, never more."""
@@ -164,6 +166,7 @@ def test_with_the_own_copy_fence_the_rule_holds_too_one_step_later(num_slots: in
     assert not outcome.stuck
 
 
+@pytest.mark.holds("slot-reuse")
 @pytest.mark.parametrize(
     ("rule", "num_slots", "strict", "uploads"),
     [
@@ -185,6 +188,7 @@ def test_a_rule_that_looks_right_loses_every_whole_step(
     assert outcome.behind_all == inf or outcome.torn_uploads
 
 
+@pytest.mark.holds("slot-reuse")
 @given(
     st.lists(st.builds(SlotView, st.integers(NEVER, 9), st.booleans()), max_size=6),
     st.integers(NEVER, 10),

@@ -102,6 +102,7 @@ def _explore(model: _Model) -> _Found:
     return _Found(waits, stuck, lost)
 
 
+@pytest.mark.holds("slots-needed")
 @pytest.mark.parametrize("pins", [0, 1, 2])
 def test_the_strict_fence_needs_two_slots_and_one_for_each_pin(pins: int) -> None:
     """With them nobody ever waits for a slot, though uploads never end; with one less the training comes to rest."""
@@ -111,6 +112,7 @@ def test_the_strict_fence_needs_two_slots_and_one_for_each_pin(pins: int) -> Non
         assert (fewer.stuck, fewer.lost) == (True, False)
 
 
+@pytest.mark.holds("slots-needed")
 @pytest.mark.parametrize("pins", [0, 1, 2])
 def test_the_own_copy_fence_needs_three_slots_and_one_for_each_pin(pins: int) -> None:
     """Three, four and five: with them a rank that runs ahead never waits for its neighbour's copy; with one less it

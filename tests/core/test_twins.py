@@ -35,6 +35,7 @@ def planned(leaves: list[list[Leaf]], machines: list[int]) -> Plan:
     return with_twins(make_plan(reports), reports, machines)
 
 
+@pytest.mark.holds("two-machines-hold-it")
 def test_replicas_have_a_twin_on_another_machine() -> None:
     """Two machines with two ranks each: every image has a keeper on the other one, and every rank keeps one."""
     leaves = [[replicated(f"t{n}", 100 + n) for n in range(12)] for _ in range(4)]
@@ -99,6 +100,7 @@ def test_a_document_with_wrong_twins(twins: list[object]) -> None:
         Plan.from_body({**plan.body, "twins": twins})
 
 
+@pytest.mark.holds("two-machines-hold-it")
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=7),

@@ -57,6 +57,7 @@ def _older_fits(world: dict[str, Forecast], at: StepId, left_s: float) -> bool:
     return True
 
 
+@pytest.mark.holds("evictions-lose-nothing")
 @given(_worlds())
 def test_never_gives_up_what_fits_for_what_does_not(world: dict[str, Forecast]) -> None:
     """The newest step waits only if it is too large somewhere; what comes first is small enough everywhere, and nothing

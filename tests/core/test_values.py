@@ -220,6 +220,7 @@ ZOO: dict[str, object] = {
 }
 
 
+@pytest.mark.holds("unreadable-values")
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo_comes_back_equal_by_type_and_bits(name: str) -> None:
     """Each kind of plain value survives the trip through bytes with its types, order and bits."""
@@ -242,6 +243,7 @@ def test_the_document_of_plain_values_is_the_values_themselves() -> None:
     assert dumps(encode(value, "x")) == rb'{"step":12,"lr":0.1,"names":["a","\u00e9"],"none":null,"flag":true}'
 
 
+@pytest.mark.holds("other-library-version")
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -370,6 +372,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 VALUES = st.recursive(HASHABLE, containers, max_leaves=25)
 
 
+@pytest.mark.holds("values-are-json")
 @QUICK
 @given(VALUES)
 @example({"$": {"v": ("\ud83d\ude00", -0.0)}})
@@ -655,6 +658,7 @@ def test_other_classes_that_changed() -> None:
             decode(data)
 
 
+@pytest.mark.holds("nothing-unpickled")
 def test_looking_a_class_up_runs_and_imports_nothing() -> None:
     """A module's __getattr__ is not asked, a submodule is not imported, a class's attributes are not asked."""
 

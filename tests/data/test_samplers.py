@@ -56,6 +56,7 @@ def test_the_order_never_changes() -> None:
     assert order(10**12, 1, 2, _places(0, 2)).tolist() == [657959535419, 168208855551]
 
 
+@pytest.mark.holds("batch-shrinks")
 @given(size=st.integers(1, 700), seed=st.integers(0, _MASK), epoch=st.integers(0, _MASK))
 @settings(max_examples=40, deadline=None)
 def test_every_sample_once(size: int, seed: int, epoch: int) -> None:
@@ -85,6 +86,7 @@ def _shares(size: int, batch: int, ranks: int, epoch: int = 0, **options: Any) -
     return [list(sampler) for sampler in samplers]
 
 
+@pytest.mark.holds("batch-shrinks")
 @pytest.mark.parametrize("last", ["short", "drop", "pad"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_step_s_samples_do_not_depend_on_the_ranks(last: Any, shuffle: bool) -> None:

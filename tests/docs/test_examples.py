@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,46 +10,64 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "road" / "usage"))
+
+from warm import Warm
+
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    warm = Warm()
+    yield warm
+    warm.close()
+
+
+class Reader:
+    """A reader of the documents, with a shared memory of their own, who runs each script in one directory."""
+
+    def __init__(self, warm: Warm, place: Path, memory: str) -> None:
+        self._warm = warm
+        self._place = place
+        self._environment = {"SUREFOOT_SHM": memory, "XDG_STATE_HOME": str(place / "state")}
+        self._runs = 0
+
+    def runs(self, script: str, ranks: int = 0) -> str:
+        """What the script printed, without Surefoot's own lines. `ranks`: as torchrun starts so many."""
+        self._runs += 1
+        (self._place / "script.py").write_text(script)
+        output = self._place / f"{self._runs}.out"
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"} if ranks == 1 else {}
+        job = self._warm.start(
+            self._place / "script.py", [], output, self._environment | alone, ranks=max(1, ranks), cwd=self._place
+        )
+        assert job.wait() == 0, job.output
+        own = ("surefoot", "codes ")
+        return "".join(line for line in job.output.splitlines(keepends=True) if not line.startswith(own))
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A user's environment with a shared memory of its own."""
+def reader(warm: Warm, tmp_path: Path) -> Iterator[Reader]:
     with tempfile.TemporaryDirectory(prefix="sft-", dir="/dev/shm") as memory:
-        yield {**os.environ, "SUREFOOT_SHM": memory, "XDG_STATE_HOME": str(tmp_path / "state")}
+        yield Reader(warm, tmp_path, memory)
+        warm.kill_all()
 
 
 def _python_blocks(document: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", document.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def _run(script: str, place: Path, environment: dict[str, str], ranks: int = 0) -> str:
-    (place / "script.py").write_text(script)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    done = subprocess.run(
-        [sys.executable, *launcher, "script.py"],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_readme_s_example_trains_and_then_has_nothing_to_do(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_readme_s_example_trains_and_then_has_nothing_to_do(tmp_path: Path, reader: Reader) -> None:
     """Run once it trains all 200 steps and commits the last; run again it goes straight to the end."""
     (example,) = _python_blocks(_ROOT / "README.md")
-    assert "all steps are done" in _run(example, tmp_path, environment)
+    assert "all steps are done" in reader.runs(example)
     assert (tmp_path / "runs/first/commits/00000200-g0001.json").exists()
-    assert "all steps are done" in _run(example, tmp_path, environment)
+    assert "all steps are done" in reader.runs(example)
     assert len(list(tmp_path.glob("runs/first/generations/*"))) == 2
 
 
-def test_the_loops_of_the_saving_page_all_finish(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_loops_of_the_saving_page_all_finish(tmp_path: Path, reader: Reader) -> None:
     """The page's three loops, with bodies that train, end at the same step with the same weights."""
     (loops,) = _python_blocks(_ROOT / "docs/saving.md")
     assert loops.count("for step") == 2
@@ -82,27 +98,27 @@ for number in range(3):
     weights.append(w.tolist())
 assert weights[0] == weights[1] == weights[2], weights
 """
-    _run(script, tmp_path, environment)
+    reader.runs(script)
     committed = {path.name for path in tmp_path.glob("run?/commits/00000015-*")}
     assert committed == {"00000015-g0001.json"}
     assert len(list(tmp_path.glob("run?/commits/00000015-*"))) == 3
 
 
-def test_the_examples_of_the_exact_resume_page(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_examples_of_the_exact_resume_page(tmp_path: Path, reader: Reader) -> None:
     """Each script of the page runs as it stands, and says what the page promises; run again it has nothing to do."""
     across, stream, check = _python_blocks(_ROOT / "docs/exact-resume.md")
     for _ in range(2):
-        assert _run(across, tmp_path, environment) == "finished True\n"
+        assert reader.runs(across) == "finished True\n"
         # 20 batches of 8 from 1 to 50, the seventh of each epoch short.
-        assert _run(stream, tmp_path, environment) == f"{float(2 * 1275 + sum(range(1, 49)))}\n"
-    assert _run(check, tmp_path, environment) == "every sample and every bit of 20 losses\n"
+        assert reader.runs(stream) == f"{float(2 * 1275 + sum(range(1, 49)))}\n"
+    assert reader.runs(check) == "every sample and every bit of 20 losses\n"
 
 
-def test_the_example_of_the_resharding_page(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_example_of_the_resharding_page(tmp_path: Path, reader: Reader) -> None:
     """One rank begins, two go on from its very values."""
     (example,) = _python_blocks(_ROOT / "docs/resharding.md")
-    first = _run(example, tmp_path, environment, ranks=1).split()
-    second = _run(example, tmp_path, environment, ranks=2).split()
+    first = reader.runs(example, ranks=1).split()
+    second = reader.runs(example, ranks=2).split()
     assert (first[0], second[0]) == ("5", "10")
     assert second[1] == first[2]
     assert second[2] != second[1]

@@ -14,6 +14,7 @@ from surefoot.exits import EVICTED, FINISHED
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _STEPS = {"plain_loop": 200, "lora": 60, "ddp": 60, "fsdp2": 60}
+_SHORT = "plain_loop"
 _EVICT_AT = 20
 MIB = 1024 * 1024
 
@@ -40,7 +41,9 @@ def _run(name: str, to: Path, memory: Path, *, evict_at: int | None = None) -> t
     return code, losses(text)
 
 
-@pytest.mark.parametrize("name", _STEPS)
+@pytest.mark.parametrize(
+    "name", [name if name == _SHORT else pytest.param(name, marks=pytest.mark.soak) for name in _STEPS]
+)
 def test_an_example_survives(name: str, memory: Path, tmp_path: Path) -> None:
     """Every loss that it tells, of both starts, is that of an undisturbed run, and each is told once."""
     total = _STEPS[name]

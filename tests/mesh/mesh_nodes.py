@@ -18,8 +18,10 @@ ROUND = "round-000001"
 KEY = round_key(Secret(bytes(range(32))), "run", ROUND)
 OTHER_ROUND = round_key(Secret(bytes(range(32))), "run", "round-000002")
 OTHER_SECRET = round_key(Secret(bytes(range(1, 33))), "run", ROUND)
-# Long enough for a machine with something else to do; tests that want a loss wait for it.
+# Long enough for a machine with something else to do.
 BOUNDS = Bounds(beat_s=0.1, stood_still_s=1.0, lost_after_s=3.0)
+SOON = Bounds(beat_s=0.05, stood_still_s=0.2, lost_after_s=1.0)
+"""For tests that want a loss, with all nodes in one process: whichever looks has let the others beat, too."""
 
 
 def config(*, tls: bool | None = None, bounds: Bounds = BOUNDS, **more: float) -> MeshConfig:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, config, joined, make_node, running, until
+from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, SOON, config, joined, make_node, running, until
 
 from surefoot.core.liveness import Bounds, View
 from surefoot.errors import AgentError, ConfigError, UsageError
@@ -235,7 +235,7 @@ def test_a_new_round_ends_the_old_one() -> None:
     """When two of three enter a new round, the third is heard no more; questions of the old round fail at once."""
 
     async def story() -> None:
-        nodes = [make_node(name) for name in ("a", "b", "c")]
+        nodes = [make_node(name, config(bounds=SOON)) for name in ("a", "b", "c")]
         a, b, c = nodes
 
         async def sleep(_node: str, _body: Body) -> Body:
@@ -285,6 +285,7 @@ def test_nothing_of_an_old_round_is_heard_in_the_new_one() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("round-keys")
 def test_a_proof_of_an_old_round_does_not_open_the_new_one() -> None:
     """A node that enters a new round while a dialer proves itself in the old one does not take the connection."""
 
@@ -312,14 +313,14 @@ def test_a_member_that_ends_is_lost_and_comes_back() -> None:
     """An agent ends: lost after its window, nothing is queued for it; another one at its place: back, and new."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]) as places:
             await b.stop()
             await until(lambda: ("lost", "b") in a.happened and ("lost", "b") in c.happened)
             assert a.mesh.tell_all({"op": "note", "number": 1}) == ["b"]
             with pytest.raises(AgentError, match="node b is lost"):
                 await a.mesh.ask("b", {"op": "double", "number": 1}, BOUND_S)
-            again = make_node("b")
+            again = make_node("b", config(bounds=SOON))
             await again.mesh.listen(*places["b"])
             again.task = asyncio.create_task(again.mesh.run())
             again.mesh.join(places, KEY)
@@ -398,7 +399,7 @@ def test_who_is_gone_is_not_dialed_and_not_let_in() -> None:
     """After `gone` no connection to the node is made, from either side, and its silence is no loss."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]):
             a.mesh.gone("b")
             c.mesh.gone("b")
@@ -414,7 +415,7 @@ def test_a_new_round_may_begin_where_a_loss_is_heard() -> None:
     """Two are lost in one look, and the first loss is answered by a new round: nobody is lost in that one."""
 
     async def story() -> None:
-        a, b, c = (make_node(name) for name in ("a", "b", "c"))
+        a, b, c = (make_node(name, config(bounds=SOON)) for name in ("a", "b", "c"))
         async with joined([a, b, c]) as places:
 
             def begin_anew(node: str) -> None:
@@ -451,6 +452,7 @@ def test_who_does_not_come_is_named() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("loopback-or-tls")
 def test_tls_is_on_wherever_the_machine_is_left() -> None:
     """On loopback plain TCP, elsewhere TLS 1.3 with a certificate of this process, which both ends see alike."""
 

@@ -65,6 +65,7 @@ def test_a_bucket_does_too(s3_env: S3Server) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("no-shared-files")
 def test_who_is_missing_is_named(tmp_path: Path) -> None:
     """After the bound: the missing ranks, the round, who is here, and where it was looked for."""
 

@@ -204,6 +204,7 @@ async def _hello(key: RoundKey, node: str, to: str) -> tuple[bytes, Channel]:
         return plain(body), thief
 
 
+@pytest.mark.holds("loopback-or-tls")
 @pytest.mark.parametrize("honest", [True, False], ids=["passes bytes on", "ends TLS itself"])
 def test_nobody_stands_in_the_middle_of_tls(honest: bool) -> None:
     """A relay of bytes sees nothing and is harmless; one that ends the TLS of both sides is found out by both."""

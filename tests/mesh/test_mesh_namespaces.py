@@ -38,6 +38,7 @@ def cable() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
+@pytest.mark.holds("machine-disappears")
 def test_a_cut_cable_loses_both_sides_and_a_healed_one_brings_them_back(cable: tuple[str, str], tmp_path: Path) -> None:
     """Nothing passes, nothing is reset: each loses the other in time; healed, both are back, the same processes."""
     with actors(tmp_path, 2) as nodes:

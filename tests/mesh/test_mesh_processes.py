@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from mesh_processes import actors
 
 
@@ -31,6 +32,7 @@ def test_a_killed_agent_is_lost_and_a_new_one_is_back(tmp_path: Path) -> None:
         assert c.wait_for("answer")[1] == {"node": "b"}
 
 
+@pytest.mark.holds("liveness-by-counters")
 def test_a_stopped_agent_wakes_harmlessly(tmp_path: Path) -> None:
     """SIGSTOP of one, until the others have lost it, and SIGCONT: it loses nobody, and they have it back."""
     with actors(tmp_path, 3) as nodes:

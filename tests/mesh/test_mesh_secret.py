@@ -46,6 +46,7 @@ def test_it_lies_in_a_bucket_too(s3_env: S3Server) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("secret-stays")
 def test_in_a_directory_only_its_owner_can_read_the_secret(tmp_path: Path) -> None:
     """Whatever the umask lets others read of the run, the secret is not among it."""
     before = os.umask(0)
@@ -112,6 +113,7 @@ def test_a_put_that_went_through_unnoticed_counts(tmp_path: Path) -> None:
     assert asyncio.run(run_secret(forgetful)) == asyncio.run(run_secret(tier))
 
 
+@pytest.mark.holds("round-keys")
 def test_keys_are_of_one_run_and_one_round() -> None:
     """HKDF with SHA-256 over run and round, in a form that cannot be read in two ways; equal inputs, equal keys."""
     secret = Secret(bytes(range(32)))
@@ -136,6 +138,7 @@ def test_hkdf_is_the_standard_s() -> None:
     assert made.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 
+@pytest.mark.holds("secret-stays")
 def test_nothing_shows_a_secret() -> None:
     """Text forms of secrets and keys show neither."""
     secret = Secret(bytes(range(32)))

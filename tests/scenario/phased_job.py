@@ -20,6 +20,7 @@ from surefoot.board import Board, NodeWord, Phase, RankWord
 
 _BEAT_S = 0.001
 _SUPERVISOR = os.getpid()
+"""Its children end with it, whoever adopts them."""
 
 
 def main() -> int:

@@ -44,6 +44,7 @@ def _run(script: str, places: Path, *events: Event) -> DemoResult:
     return result
 
 
+@pytest.mark.soak
 def test_a_generator_that_is_not_registered_is_found_out(places: Path) -> None:
     """A script whose losses depend on what it does not keep gets FAIL, with the first step that went wrong."""
     event = Event(kind=Kind.KILL_WORKER, phase="training", step=15)
@@ -59,22 +60,23 @@ def test_a_generator_that_is_not_registered_is_found_out(places: Path) -> None:
 
 
 def test_the_same_script_passes_once_the_generator_is_registered(places: Path) -> None:
-    """Evicted, its agent, everything and its supervisor killed, it does the same steps, as promised for each event."""
-    kinds = (Kind.EVICT, Kind.KILL_AGENT, Kind.KILL_ALL, Kind.KILL_SUPERVISOR)
-    events = [Event(kind=kind, phase="training", step=7 * number) for number, kind in enumerate(kinds, start=1)]
+    """Evicted, and all of it killed and its memory lost, it does the same steps, as promised for each event."""
+    kinds = (Kind.EVICT, Kind.KILL_ALL)
+    events = [Event(kind=kind, phase="training", step=10 * number) for number, kind in enumerate(kinds, start=1)]
     result = _run("register_dots.py", places, *events)
     told = result.to_json()
     assert told["problems"] == []
     assert told["verdict"] == "PASS"
     assert told["bit_identical"] is True
     assert [event["event"] for event in told["events"]] == [str(kind) for kind in kinds]
-    assert [event["redone_steps"] for event in told["events"][:2]] == [0, 0]
-    assert told["events"][2]["resumed_from"] >= told["events"][2]["durable"] > 0
+    evicted, lost = told["events"]
+    assert evicted["redone_steps"] == 0
+    assert lost["resumed_from"] >= lost["durable"] >= evicted["resumed_from"] > 0
     lines = read(result.log)
     assert {(line.run, line.step) for line in lines} == {
         (run, step) for run in ("disturbed", "undisturbed") for step in range(40)
     }
-    assert len({line.attempt for line in lines if line.run == "disturbed"}) >= 3
+    assert len({line.attempt for line in lines if line.run == "disturbed"}) == 3
     # The logs, the page and what the processes printed, and nothing else, is kept.
     assert {path.suffix for path in result.log.parent.iterdir()} == {".jsonl", ".out", ".html"}
 

@@ -1,4 +1,4 @@
-"""The demo's page and the other ways, from one real demo of a small size."""
+"""The demo's page and the other ways: of a demo that was recorded, and in the long form of one that runs now."""
 
 from __future__ import annotations
 
@@ -19,31 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_demo import RANKS, STEPS, live, play_back
 
 from surefoot.errors import ConfigError
 from surefoot.scenario.curves import losses, progress, quantile, step_times
-from surefoot.scenario.demo import DemoConfig, DemoResult, run_demo
+from surefoot.scenario.demo import DemoConfig, DemoResult
 from surefoot.scenario.drawing import Axis
-from surefoot.scenario.events import Event, Kind
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, read
 from surefoot.scenario.page import Shown, demo_page
 from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Verdict
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_STEPS, _RANKS = 80, 2
-_EVENTS = (
-    Event(kind=Kind.EVICT, phase="training", step=10),
-    Event(kind=Kind.KILL_WORKER, phase="training", step=28, rank=1),
-    # Between two saves, for which it may have to wait: so with room behind it.
-    Event(kind=Kind.KILL_AGENT, phase="idle", step=36),
-)
 _VOID = {"meta", "link"}
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[DemoResult]:
-    """Trained through three events, undisturbed, and both other ways through the same; nothing is left in memory."""
+@pytest.fixture(scope="module", params=["recorded", pytest.param("live", marks=pytest.mark.soak)])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoResult]:
+    """Through three events, undisturbed, and both other ways through the same; a live one leaves nothing in memory."""
+    if request.param == "recorded":
+        yield play_back(tmp_path_factory.mktemp("recorded"))
+        return
     patch = pytest.MonkeyPatch()
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sf-test-") as path:
         place = Path(path)
@@ -51,8 +47,7 @@ def demo() -> Iterator[DemoResult]:
             (place / name).mkdir()
             patch.setenv(variable, str(place / name))
         patch.setattr(tempfile, "tempdir", None)
-        config = DemoConfig(steps=_STEPS, ranks=_RANKS, store=place / "store", events=_EVENTS, peers=METHODS)
-        yield run_demo(config, lambda _name, _view: None)
+        yield live(place / "store")
         assert list((place / "m").iterdir()) == []
         patch.undo()
         tempfile.tempdir = None
@@ -131,8 +126,8 @@ def test_the_curves_are_those_of_the_log(demo: DemoResult, page: str) -> None:
     lines = read(demo.log)
     calm = [line for line in lines if line.run == UNDISTURBED]
     expected = [
-        sum(struct.unpack("<f", bytes.fromhex(line.loss_bits))[0] for line in calm if line.step == step) / _RANKS
-        for step in range(_STEPS)
+        sum(struct.unpack("<f", bytes.fromhex(line.loss_bits))[0] for line in calm if line.step == step) / RANKS
+        for step in range(STEPS)
     ]
     drawing = next(found for found in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if 'class="wide"' in found)
     drawn = _points(drawing, "calm")[0]
@@ -162,7 +157,7 @@ def test_stalls_and_pace_are_on_the_page(demo: DemoResult, page: str) -> None:
         assert row[4] == f"{values[-1]:.1f}"
     calm = next(row for row in tables["pace"] if row[0] == "undisturbed")
     median_s = quantile(step_times([line for line in lines if line.run == UNDISTURBED]), 0.5)
-    assert calm[1:3] == [str(_STEPS), f"{median_s * 1e3:.0f}"]
+    assert calm[1:3] == [str(STEPS), f"{median_s * 1e3:.0f}"]
 
 
 def test_nothing_is_fetched_and_no_script_runs(page: str) -> None:
@@ -294,6 +289,8 @@ def test_the_other_ways_are_on_the_page(demo: DemoResult, page: str) -> None:
     assert side == ["3. kill_agent", side[1], "no such process", "no such process"]
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("demo", ["live"], indirect=True)
 def test_only_logs_page_and_output_are_kept(demo: DemoResult) -> None:
     """Beside the demo's own there is a directory for each way, and neither checkpoints nor parts of logs."""
     place = demo.log.parent

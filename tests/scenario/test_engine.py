@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from surefoot.scenario.engine import Outcome, Scenario, View
 from surefoot.scenario.events import AGENT_PHASES, Event, Kind
-from surefoot.scenario.job import Node
+from surefoot.scenario.job import Job, Node
 
 _JOB = Path(__file__).with_name("phased_job.py")
 _RANKS = 2
@@ -50,6 +51,15 @@ def _run(memory: Path, output: Path, events: list[Event], *options: str) -> Outc
     assert _processes_beside(memory) == []
     assert list(memory.iterdir()) == []
     return outcome
+
+
+class _Trained(Job):
+    """Its start takes until three steps are done, however slow the machine is."""
+
+    def start(self) -> None:
+        super().start()
+        while self.finished() < 3:
+            time.sleep(0.01)
 
 
 def test_kills_a_worker_inside_each_phase(memory: Path, tmp_path: Path) -> None:
@@ -157,7 +167,7 @@ def test_a_job_that_does_not_end_is_reported_and_ended(
 ) -> None:
     """Where nothing moves, or no end comes, the scenario ends, and tells on which line of code each process was."""
     node = _node(memory, tmp_path, *options, steps=1_000_000)
-    outcome = Scenario([node], [], num_ranks=_RANKS, **bounds).run()
+    outcome = Scenario([node], [], num_ranks=_RANKS, make_job=_Trained, **bounds).run()
     (problem,) = outcome.problems
     assert problem.startswith(says)
     assert f"{_JOB} 1000000" in problem

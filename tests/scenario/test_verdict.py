@@ -128,6 +128,7 @@ def test_an_eviction_that_loses_a_step_fails() -> None:
     assert verdict.problems == ("evict at step 0: 1 finished steps were trained again, at most 0 may be",)
 
 
+@pytest.mark.holds("strict-fence")
 @pytest.mark.parametrize("kind", [Kind.KILL_WORKER, Kind.KILL_SUPERVISOR])
 def test_a_killed_process_may_cost_one_step(kind: Kind) -> None:
     """One redone step is within the promise, two are not."""

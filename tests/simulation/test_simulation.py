@@ -30,6 +30,7 @@ def _must_hold(setting: Setting, seed: int, schedule: list[Fault]) -> None:
         pytest.fail(as_test(setting, seed, smaller, _why(setting, seed, smaller) or why))
 
 
+@pytest.mark.holds("rules-under-faults")
 @pytest.mark.parametrize("chunk", range(10))
 def test_no_schedule_of_faults_breaks_an_invariant(chunk: int) -> None:
     """Worlds of every kind, five faults at most each: nothing torn, nothing lost, one truth, and never stuck."""
@@ -42,6 +43,7 @@ def _in_order(seed: int) -> tuple[Setting, int, list[Fault]]:
     return setting, seed, schedule
 
 
+@pytest.mark.holds("rules-under-faults", "generation-before-training", "one-choice")
 @pytest.mark.parametrize("mistake", MUTATIONS)
 def test_every_planted_mistake_is_found(mistake: str) -> None:
     """The worlds in which a mistake matters show it; with the real decisions the very same ones are in order."""
@@ -63,6 +65,7 @@ def _effects_of_the_small_world() -> int:
     return world.kernel.effects
 
 
+@pytest.mark.holds("pointer-moves-first")
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_at_an_effect_does_no_harm(side: str) -> None:
     """Whoever is about to have, or has just had, every ninth of all effects of a run dies there."""

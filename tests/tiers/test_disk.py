@@ -127,6 +127,7 @@ def forbidden() -> Iterator[Path]:
         commits.chmod(0o700)
 
 
+@pytest.mark.holds("step-0-needs-answers")
 def test_unreadable_is_not_absent(forbidden: Path) -> None:
     """A directory that we may not read is a refusal in every verb, never an empty listing or a missing object."""
     told = subprocess.run(
@@ -167,6 +168,7 @@ def temporary(root: Path, boot: str, number: int) -> Path:
     return path
 
 
+@pytest.mark.holds("put-if-absent")
 def test_only_abandoned_temporary_files_are_swept(place: DiskPlace) -> None:
     """The first write removes what dead writers left, here or long ago elsewhere, and nobody else's."""
     root = place.roots[0]

@@ -52,6 +52,7 @@ def reopen(root: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.holds("put-if-absent")
 @pytest.mark.parametrize("story", ["overwrite", "claim"])
 def test_killed_at_every_call(tmp_path: Path, story: str) -> None:
     """A writer killed before or after any call leaves the older object or the whole new one, and no litter."""

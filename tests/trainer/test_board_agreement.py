@@ -42,6 +42,7 @@ def test_all_get_the_same_at_every_boundary(board: str, seed: int) -> None:
         assert agreed == expected
 
 
+@pytest.mark.holds("lost-agreement-is-silent")
 @pytest.mark.parametrize("how", ["killed", "exception", "pending"])
 def test_a_rank_that_ended_is_waited_for_no_longer(board: str, how: str) -> None:
     """Whether its end was seen by anybody or not: the others raise nothing, and act by what they know themselves."""
@@ -72,6 +73,7 @@ def test_a_rank_whose_process_lives_on(board: str) -> None:
         assert ranks.processes[1].is_alive()
 
 
+@pytest.mark.holds("vector-is-waited-for")
 def test_a_rank_that_stands_still_is_waited_for(board: str) -> None:
     """It is not gone: nothing is agreed without it, however long it takes."""
     with MortalRanks(2, scenes.agreement_with_one_that_stands_still, board) as ranks:

@@ -32,6 +32,7 @@ def loader_of(kind: str, data: Read) -> DataLoader[int]:
     return DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=1, seed=3))
 
 
+@pytest.mark.holds("resume-reads-for-hours")
 @pytest.mark.parametrize("kind", ["shuffled", "batches", "distributed"])
 def test_a_resume_reads_nothing_that_was_trained_on(kind: str) -> None:
     """Deep in the first and in the second epoch: the first samples that are read are those of the next batch."""

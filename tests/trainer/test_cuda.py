@@ -35,6 +35,7 @@ def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
     return {f"model.{name}": parameter for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.holds("sealed-on-device")
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"capturable": True}])
 def test_each_image_is_its_boundary(options: dict[str, bool], tmp_path: Path) -> None:
     """The program runs ahead of the device, and each sealed image is byte for byte the state at its boundary."""
@@ -51,6 +52,7 @@ def test_each_image_is_its_boundary(options: dict[str, bool], tmp_path: Path) ->
     assert watched.sealed >= set(range(1, _STEPS))
 
 
+@pytest.mark.holds("sealed-on-device")
 def test_the_optimizer_does_not_overtake_a_slow_copy(tmp_path: Path) -> None:
     """Copies that wait behind a long kernel on their own stream: the optimizer's change waits for them, unseen by the
     program."""
@@ -86,6 +88,7 @@ def test_a_parameter_changed_behind_the_optimizer(write: Callable[[nn.Parameter]
     assert watched.changing == {"model.1.weight"}
 
 
+@pytest.mark.holds("trust-for-one-step")
 def test_a_replayed_graph(tmp_path: Path) -> None:
     """A whole step captured in a CUDA graph fires no hook when it is replayed: its leaves are boundary leaves."""
     model = _model()
@@ -114,6 +117,7 @@ def test_a_replayed_graph(tmp_path: Path) -> None:
     assert watched.sealed >= set(range(2, _STEPS - 1))
 
 
+@pytest.mark.holds("pinned-without-cuda")
 def test_registration_and_its_refusal() -> None:
     """Ordinary memory is registered once and given back; what cannot be registered is said, and no error."""
     said: list[str] = []

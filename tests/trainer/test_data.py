@@ -175,6 +175,7 @@ def _resumed_at(make: Callable[[], Any], stops: list[int], total: int) -> list[A
     return seen
 
 
+@pytest.mark.holds("second-resume-in-epoch")
 @pytest.mark.parametrize("kind", _LOADERS)
 def test_resumes_inside_and_across_epochs(kind: str) -> None:
     """Three stops in one epoch, at the very end of one, and just after it: samples, augmentation and step's draws."""
@@ -184,6 +185,7 @@ def test_resumes_inside_and_across_epochs(kind: str) -> None:
         assert _resumed_at(make, stops, 22) == straight, stops
 
 
+@pytest.mark.holds("prefetched-batches")
 @pytest.mark.parametrize("kind", _WITH_WORKERS)
 def test_resumes_with_workers_that_run_ahead(kind: str) -> None:
     """What workers have fetched ahead is not consumed; persistent workers draw no new seed each epoch."""
@@ -193,6 +195,7 @@ def test_resumes_with_workers_that_run_ahead(kind: str) -> None:
         assert _resumed_at(make, stops, 16) == straight, stops
 
 
+@pytest.mark.holds("early-iterator")
 def test_an_iterator_made_before_does_not_matter() -> None:
     """A script that has looked at a batch before, workers and all, goes on where it should."""
 
@@ -205,6 +208,7 @@ def test_an_iterator_made_before_does_not_matter() -> None:
     assert _resumed_at(looked_at, [2, 7], 9) == straight
 
 
+@pytest.mark.holds("other-permutation")
 def test_orders_differ_between_epochs() -> None:
     """The comparison above would also hold for a loader that repeats itself: this one does not."""
     seen = _Trainer(_LOADERS["shuffled"], None).train(12)
@@ -239,6 +243,7 @@ def test_a_position_that_is_not_used_is_handed_on() -> None:
     assert second.state() == first.saved[0]
 
 
+@pytest.mark.holds("resume-reads-for-hours")
 def test_going_there_by_reading_is_said() -> None:
     """A stream without a sampler or a state is read from its start again, and the log says so."""
     first = _Trainer(_LOADERS["iterable"], None)
@@ -256,6 +261,7 @@ def test_an_empty_loader_is_an_error(empty: Callable[[], Any]) -> None:
         next(Position("loader", empty(), print).batches())
 
 
+@pytest.mark.holds("other-permutation")
 def test_set_epoch_reaches_every_part_once() -> None:
     """Loader, sampler, batch sampler, its sampler, and the data set hear of the epoch; none hears it twice."""
 

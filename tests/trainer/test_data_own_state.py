@@ -129,6 +129,7 @@ _MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.holds("second-resume-in-epoch", "prefetched-batches")
 @pytest.mark.parametrize("kind", _MAKERS)
 def test_what_was_yielded_counts_and_not_what_was_fetched(kind: str) -> None:
     """Three stops in one epoch, at its last batch, and in the next: ids, epochs and every generator's state."""

@@ -207,6 +207,7 @@ def _stops(epoch: int) -> list[list[int]]:
     return [[0, 1], [1, 2, 3], [epoch - 1, epoch, epoch + 1], [epoch + 2, 2 * epoch - 1, 2 * epoch, 2 * epoch + 2]]
 
 
+@pytest.mark.holds("other-permutation")
 @pytest.mark.parametrize("kind", _KINDS)
 def test_without_workers(kind: str) -> None:
     """Every stop of the list: ids, dropout and every generator's state are those of the undisturbed run."""
@@ -284,6 +285,7 @@ def test_a_generator_that_the_training_draws_from_too() -> None:
         assert run(stops) == straight, stops
 
 
+@pytest.mark.holds("early-iterator")
 def test_an_order_that_is_not_what_it_was_is_said() -> None:
     """Another data set length, another batch size, another order: told once, with the way to mend it."""
     sampler = {"sampler": torch.randperm(_SIZE).tolist()}
@@ -332,6 +334,7 @@ def test_batches_out_of_order_are_said() -> None:
         assert "in_order=False" in warning
 
 
+@pytest.mark.holds("resume-reads-for-hours")
 def test_going_there_costs_nothing_with_global_batches() -> None:
     """A place far out in a hundred thousand million samples is found at once, through either sampler."""
 
@@ -349,6 +352,7 @@ def test_going_there_costs_nothing_with_global_batches() -> None:
         assert next(position.batches()).tolist() == expected
 
 
+@pytest.mark.holds("samples-with-other-ranks")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 3)])
 def test_another_number_of_ranks_goes_on_with_the_next_samples(before: int, after: int) -> None:
     """Twice an epoch resumed by other ranks: every sample once, in the order of the undisturbed run, and no warning."""

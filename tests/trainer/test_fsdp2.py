@@ -63,6 +63,7 @@ def test_sharded_in_two_ways_at_once(tmp_path: Path) -> None:
     assert sorted(blocks.values()) == [((0, 0), (4, 8)), ((4, 0), (4, 8)), ((8, 0), (4, 8)), ((12, 0), (4, 8))]
 
 
+@pytest.mark.holds("fsdp2-shards-stand-still")
 def test_a_save_while_the_parameters_are_gathered(tmp_path: Path) -> None:
     """The sharded parameters are taken under their names, and training goes on to the same bits."""
     for answer in on_ranks(2, scenes.saved_while_whole, str(tmp_path)):
@@ -72,6 +73,7 @@ def test_a_save_while_the_parameters_are_gathered(tmp_path: Path) -> None:
         assert answer["ends"][0] == answer["ends"][1]
 
 
+@pytest.mark.holds("replan-together")
 def test_sharded_state_is_walked_only_when_it_may_have_changed() -> None:
     """Steps change values only; optimizer state born, and parameters gathered for an evaluation, are seen."""
     for answer in on_ranks(2, scenes.looked_at_each_step):
@@ -88,6 +90,7 @@ def test_replicas_that_differ_are_kept_by_each_rank(tmp_path: Path) -> None:
         assert answer["otherwise"].startswith("ConfigError: model.inner.bias: when it was saved, ranks that should")
 
 
+@pytest.mark.holds("uneven-lengths")
 def test_sharded_tensors_outside_of_modules(tmp_path: Path) -> None:
     """In a dict, alone, by columns, whole on every rank, without elements: the bits, and sharded as before."""
     first, second = on_ranks(2, scenes.other_objects, str(tmp_path))

@@ -45,6 +45,7 @@ _WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.holds("wrapper-prefixes")
 @pytest.mark.usefixtures("group")
 def test_names_do_not_depend_on_wrappers() -> None:
     """Plain, under DDP, compiled, both in either order, inner layers too: one set of names, each loads into each."""
@@ -103,6 +104,7 @@ class _Extra(nn.Linear):
         self.extra = state
 
 
+@pytest.mark.holds("restored-is-copied")
 @pytest.mark.parametrize("kind", [_Assigning, _Extra])
 def test_modules_that_keep_what_they_are_given_own_it(kind: Callable[..., nn.Module]) -> None:
     """What is loaded never aliases the image, which is read-only and may be filled again: training on is safe."""
@@ -133,6 +135,7 @@ class _Hoarder(nn.Linear):
         self.hoard = [state_dict[prefix + "weight"]]
 
 
+@pytest.mark.holds("restored-is-copied")
 def test_a_module_that_hides_what_it_is_given_is_refused() -> None:
     """A view of the image that survives loading is an error that names the module, not a crash hours later."""
     with pytest.raises(ConfigError, match=r"^m: .*copy"):
@@ -219,6 +222,7 @@ def test_state_wider_than_its_parameter_keeps_its_bits() -> None:
     assert bits(optimizers[1].state_dict()["state"]) == bits(optimizers[0].state_dict()["state"])
 
 
+@pytest.mark.holds("frozen-parameters")
 def test_state_of_frozen_and_late_parameters() -> None:
     """(a) frozen after training: its state stays; (b) trained late: absent state stays absent; (c) a later group."""
     for case in "abc":
@@ -311,6 +315,7 @@ def _rates(optimizer: Any, scheduler: Any, steps: int, at: int) -> list[float]:
     return rates
 
 
+@pytest.mark.holds("rate-jumps")
 @pytest.mark.parametrize("kind", _SCHEDULERS)
 @pytest.mark.parametrize("scheduler_first", [False, True])
 def test_learning_rates_go_on(kind: str, scheduler_first: bool) -> None:
@@ -343,6 +348,7 @@ class _Average:
         self.updates = state["updates"]
 
 
+@pytest.mark.holds("averaged-weights-saved", "best-score-forgotten")
 def test_other_objects() -> None:
     """A gradient scaler, averages of one's own and torch's, a generator, an early-stopping record."""
 
@@ -391,6 +397,7 @@ class _Growing:
         self.state = state
 
 
+@pytest.mark.holds("planned-each-time")
 def test_growing_values_are_no_new_structure() -> None:
     """A list of losses is one value, however long: the plan stays."""
     growing = _Growing()
@@ -402,6 +409,7 @@ def test_growing_values_are_no_new_structure() -> None:
     assert flatten(register({"x": growing})).signature() != before
 
 
+@pytest.mark.holds("part-not-loaded")
 def test_what_is_missing_or_unexpected_inside_an_object_is_an_error() -> None:
     """Lazily created state, renamed layers, another shape or type: never a partial load."""
     small, big = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)

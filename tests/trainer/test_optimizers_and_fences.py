@@ -56,6 +56,7 @@ class _Restless(torch.optim.Optimizer):
                 p += 1
 
 
+@pytest.mark.holds("reading-runs-no-step")
 def test_an_optimizer_without_state_is_read_and_restored_without_a_step() -> None:
     """Neither walking it, nor saving it, nor loading born state into it runs the user's step."""
     models = [_model(), _model()]
@@ -74,6 +75,7 @@ def test_an_optimizer_without_state_is_read_and_restored_without_a_step() -> Non
     assert bits(fresh.state_dict()["state"]) == bits(saved.state_dict()["state"])
 
 
+@pytest.mark.holds("restored-is-copied")
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"amsgrad": True}])
 def test_restored_optimizer_state_is_the_optimizer_s_own(options: dict[str, bool]) -> None:
     """A fresh optimizer trains on without a byte of the slot changing, and a slot that is filled again changes
@@ -92,6 +94,7 @@ def test_restored_optimizer_state_is_the_optimizer_s_own(options: dict[str, bool
     assert bits([models[1].state_dict(), fresh.state_dict()]) == after
 
 
+@pytest.mark.holds("hooks-in-nobodys-way")
 def test_an_optimizer_in_a_run_can_be_copied_and_pickled(tmp_path: Path) -> None:
     """With the fence's hook in it; and what a copy does is not taken for the optimizer's own step."""
     model = _model()
@@ -132,6 +135,7 @@ class _Ducky:
             self.moment[name].copy_(tensor)
 
 
+@pytest.mark.holds("no-hook-no-overlap")
 def test_what_an_optimizer_without_a_hook_changes_is_copied_at_the_boundary(tmp_path: Path) -> None:
     """A class of the user's own that steps and tells nobody: nothing is copied behind it, and each image is right."""
     model = _model(512)
@@ -143,6 +147,7 @@ def test_what_an_optimizer_without_a_hook_changes_is_copied_at_the_boundary(tmp_
     assert watched.sealed >= {1, 2, 3, 4, 5}
 
 
+@pytest.mark.holds("hook-fires-once")
 @pytest.mark.parametrize("with_model", [True, False])
 def test_a_compiled_step_is_fenced_like_any_other(tmp_path: Path, with_model: bool) -> None:
     """Copied behind the next step, each image right; and the compiler is given nothing of what the fence does."""
@@ -206,6 +211,7 @@ class _Nothing(_Wrapper):
         return self.parts[0]
 
 
+@pytest.mark.holds("wrapped-optimizers")
 @pytest.mark.parametrize("wrap", [_Wrapper, lambda optimizer: _Wrapper(_Wrapper(optimizer)), _Nothing])
 def test_an_optimizer_in_a_wrapper_is_heard_or_copied_at_the_boundary(tmp_path: Path, wrap: Any) -> None:
     """An optimizer by name only has no hook of its own: the one that it holds is heard in its place, and if none is
@@ -233,6 +239,7 @@ def test_an_optimizer_in_a_wrapper_is_heard_or_copied_at_the_boundary(tmp_path: 
     assert ends[0] != ends[1]
 
 
+@pytest.mark.holds("hook-fires-once")
 def test_optimizers_that_step_inside_backward_are_fenced_there(tmp_path: Path) -> None:
     """One optimizer a parameter, run as soon as its gradient is there: the first of them waits for the copy, and each
     image is the state at its boundary."""
@@ -256,6 +263,7 @@ def _ticks(fences: Fences, model: nn.Module, optimizer: torch.optim.Optimizer) -
         yield fences.take_fired() == (optimizer,)
 
 
+@pytest.mark.holds("trust-for-one-step")
 def test_a_fence_counts_for_one_step_only() -> None:
     """An optimizer is trusted for the step after one in which it was heard, for no other; let go, it is silent."""
     model = _model()
@@ -273,6 +281,7 @@ def test_a_fence_counts_for_one_step_only() -> None:
     fences.close()
 
 
+@pytest.mark.holds("slots-needed")
 @pytest.mark.parametrize(("strict", "slots"), [(None, 3), (True, 3), (False, 4)])
 def test_a_run_has_the_slots_that_its_fence_needs(tmp_path: Path, strict: bool | None, slots: int) -> None:
     """Strict, as it is without an accelerator: two and one for an upload. Waiting for the own copy only: one more."""
@@ -288,6 +297,7 @@ def test_a_run_has_the_slots_that_its_fence_needs(tmp_path: Path, strict: bool |
             assert watched.boundary._taker.strict == (strict is not False)
 
 
+@pytest.mark.holds("copy-errors-reach-training")
 def test_a_copy_that_fails_is_heard_of_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the step nobody would hear of it: the optimizer's next step, or the next boundary, raises it."""
 

@@ -93,6 +93,7 @@ _OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = 
 }
 
 
+@pytest.mark.holds("optimizer-owns-what-stands-still", "save-sees-later-values")
 @pytest.mark.parametrize("name", _OPTIMIZERS)
 def test_each_image_is_its_boundary(name: str, tmp_path: Path) -> None:
     """Whatever the optimizer, at least 95 % of its bytes are copied behind the next step, and each image is right."""
@@ -126,6 +127,7 @@ def _by_numpy(weight: nn.Parameter) -> None:
     weight.detach().numpy()[511, 5] = 7
 
 
+@pytest.mark.holds("bytes-are-compared")
 @pytest.mark.parametrize("write", [_scaled, _one_element, _in_place, _by_numpy])
 @pytest.mark.parametrize("when", ["at once", "when copied"])
 def test_a_parameter_changed_behind_the_optimizer(
@@ -148,6 +150,7 @@ def test_a_parameter_changed_behind_the_optimizer(
     assert max(watched.sealed) == _STEPS - 1
 
 
+@pytest.mark.holds("skipped-step-is-fenced")
 def test_an_optimizer_that_is_skipped(tmp_path: Path) -> None:
     """A step in which the optimizer did not run: the next boundary is the fence."""
     model = _model()
@@ -158,6 +161,7 @@ def test_an_optimizer_that_is_skipped(tmp_path: Path) -> None:
     assert watched.sealed >= set(range(1, _STEPS))
 
 
+@pytest.mark.holds("trust-for-one-step")
 def test_a_step_that_no_hook_announces(tmp_path: Path) -> None:
     """Parameters changed as by a replayed graph, past the optimizer's hooks: right, and copied at the boundary."""
     model = _model()
@@ -174,6 +178,7 @@ def test_a_step_that_no_hook_announces(tmp_path: Path) -> None:
     assert watched.sealed >= {1, 2, 3, 6, 7, 8}
 
 
+@pytest.mark.holds("trust-for-one-step")
 def test_two_optimizers_in_turn(tmp_path: Path) -> None:
     """Each step one of two optimizers runs: what the other one owns is copied at the boundary."""
     model = _model()
@@ -185,6 +190,7 @@ def test_two_optimizers_in_turn(tmp_path: Path) -> None:
     assert watched.sealed >= set(range(1, _STEPS))
 
 
+@pytest.mark.holds("sources-are-held")
 def test_storages_replaced_and_tensors_grown(tmp_path: Path) -> None:
     """A parameter's storage is exchanged in the middle of a copy, and one tensor grows: still each image is right."""
     model = _model()
@@ -211,6 +217,7 @@ def test_nothing_is_copied_behind_when_told_so(tmp_path: Path) -> None:
     assert watched.sealed >= {1, 2, 3}
 
 
+@pytest.mark.holds("hooks-in-nobodys-way")
 def test_saving_leaves_no_hook_and_no_thread(tmp_path: Path) -> None:
     """After the run the optimizer has no hook of ours, and the process none of our threads."""
     model = _model()

@@ -42,6 +42,7 @@ WIDE_LOADS = [
 ]
 
 
+@pytest.mark.holds("any-layout", "uneven-lengths")
 @pytest.mark.parametrize(("saves", "loads"), [(SAVES, LOADS), (WIDE_SAVES, WIDE_LOADS)], ids=["uneven", "even"])
 def test_every_layout_into_every_other(tmp_path: Path, saves: list[Any], loads: list[Any]) -> None:
     """Parameters, buffers and moments bit by bit, from images in which only what was asked for is right; and the next
@@ -67,6 +68,7 @@ def test_of_copies_that_differ_all_take_the_first_rank_s(tmp_path: Path) -> None
         ]
 
 
+@pytest.mark.holds("any-layout")
 def test_what_did_not_arrive_is_never_taken_for_zeros() -> None:
     """A tensor of which a byte is not there is named, with the bytes; what is there is loaded."""
     without_b, without_its_end, whole = scenes.with_holes()

@@ -59,6 +59,7 @@ def test_generators_of_a_script_s_own(make: Any, draw: Any) -> None:
     assert [draw(held_elsewhere) for _ in range(3)] == expected
 
 
+@pytest.mark.holds("unreadable-values")
 def test_what_cannot_go_on_is_refused() -> None:
     """Another kind of generator; children of a seed that nobody knows any more."""
     with pytest.raises(UnsupportedStateError, match=r"has NumPy's Philox, here it is PCG64"):
@@ -69,6 +70,7 @@ def test_what_cannot_go_on_is_refused() -> None:
         rng.restore_own(np.random.default_rng(), rng.capture_own(spawning))
 
 
+@pytest.mark.holds("pinned-without-cuda")
 def test_cuda_stays_asleep() -> None:
     """Capture and restore without CUDA in use initialise nothing and ask no device for anything."""
     script = (

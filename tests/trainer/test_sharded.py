@@ -62,6 +62,7 @@ _MESHES: list[tuple[tuple[int, ...], list[Any]]] = [
 ]
 
 
+@pytest.mark.holds("uneven-lengths")
 @pytest.mark.parametrize(("mesh", "placements"), _MESHES)
 @pytest.mark.parametrize("whole", [(8, 12), (7, 5), (1, 4), (12, 1), (3, 2)])
 def test_a_block_is_where_its_elements_say(
@@ -94,6 +95,7 @@ def test_a_block_is_where_its_elements_say(
     assert set(blocks.values()) == {copies}
 
 
+@pytest.mark.holds("wrong-strides-refused")
 def test_a_part_that_is_no_block_is_refused() -> None:
     """Every other row: strided as no even nesting is."""
     with _rank(0, 2):

@@ -260,6 +260,7 @@ _DEEDS: dict[str, Callable[[World], Any]] = {
 }
 
 
+@pytest.mark.holds("loading-replaces-tensors")
 @pytest.mark.parametrize("deed", _DEEDS)
 @pytest.mark.parametrize("started", [False, True], ids=["fresh", "trained"])
 def test_each_change_is_seen(deed: str, started: bool) -> None:
@@ -294,6 +295,7 @@ def test_changes_in_any_order_are_seen(deeds: list[str]) -> None:
         assert _shown(world.flatten()) == _shown(world.flatten(Shortcut()))
 
 
+@pytest.mark.holds("saves-slow-training")
 def test_only_what_has_no_proof_is_walked() -> None:
     """While training changes values only, modules, optimizers and tensors are not walked again."""
     world = World()
@@ -316,6 +318,7 @@ def test_other_tensors_put_into_a_flat_state_have_their_own_signature() -> None:
     assert Flat(other, flat.values, flat.structure, flat.signed).signature() != flat.signature()
 
 
+@pytest.mark.holds("sources-are-held")
 def test_no_memory_is_held_between_two_looks() -> None:
     """A weight, a buffer, a state or a module that the script drops is gone at once."""
     import weakref

@@ -90,6 +90,7 @@ def test_a_dict_of_optimizers_by_a_tensor_without_a_name_is_refused() -> None:
 # ---------------------------------------------------------------------- averages, scalers, accumulation
 
 
+@pytest.mark.holds("averaged-weights-saved")
 @pytest.mark.parametrize("kind", ["mean", "ema", "ema with buffers"])
 def test_an_averaged_model_goes_on(kind: str) -> None:
     """`AveragedModel`: its parameters, its count and its buffers, and the next average."""
@@ -114,6 +115,7 @@ def test_an_averaged_model_goes_on(kind: str) -> None:
     assert bits(other.state_dict()) == bits(average.state_dict())
 
 
+@pytest.mark.holds("scaler-begins-anew")
 def test_a_scaler_that_skips_goes_on() -> None:
     """`GradScaler` after steps taken and skipped: its scale, its growth, and which steps it takes next."""
     runs = []

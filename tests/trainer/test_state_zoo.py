@@ -64,6 +64,7 @@ def _zoo() -> dict[str, torch.Tensor]:
     return zoo
 
 
+@pytest.mark.holds("unusual-tensors")
 @pytest.mark.parametrize("name", _zoo())
 def test_a_tensor_comes_back_with_the_same_bits(name: str) -> None:
     """Each kind of tensor, alone as a registered value: dtype, shape and every bit."""
@@ -99,6 +100,7 @@ def test_tensors_at_odd_depths_keep_their_places(depth: int) -> None:
     assert bits(state["x"]) == before
 
 
+@pytest.mark.holds("names-collide")
 def test_odd_keys_stay_apart() -> None:
     """Keys that print alike, collide when joined by dots, or would be no file's name."""
     t = torch.arange
@@ -126,6 +128,7 @@ def test_odd_keys_stay_apart() -> None:
     assert bits(state["x"]) == before
 
 
+@pytest.mark.holds("slice-costs-whole")
 def test_a_view_costs_its_own_size() -> None:
     """One element of a 4 MB tensor is kept in one page, not in 4 MB; an expanded tensor in its shown size."""
     big = torch.zeros(1 << 20)
@@ -133,6 +136,7 @@ def test_a_view_costs_its_own_size() -> None:
     assert image.size_bytes - len(image.header) == 4 + 20
 
 
+@pytest.mark.holds("tied-once", "tied-weights")
 def test_tied_tensors_are_kept_once_and_tied_again() -> None:
     """Two names of one tensor cost its bytes once; a module stays tied, and a plain tree is tied again."""
     emb, head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)
@@ -151,6 +155,7 @@ def test_tied_tensors_are_kept_once_and_tied_again() -> None:
     assert state["tree"]["b"][0] is state["tree"]["a"]
 
 
+@pytest.mark.holds("tied-weights")
 def test_a_tied_model_loads_into_an_untied_one() -> None:
     """The tie is the model's own business: names that were one tensor fill two that are not."""
     emb, head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)
@@ -167,6 +172,7 @@ def test_two_views_of_one_memory_are_two_tensors() -> None:
     assert bits(state["x"]) == bits({"a": base[:4], "b": base[2:], "t": base.view(2, 3).t()})
 
 
+@pytest.mark.holds("rank-without-tensors")
 def test_no_tensors_at_all() -> None:
     """A state without a single tensor has an image and comes back."""
     state = round_trip({"a": 1, "b": {}, "e": torch.empty(0, 5)}, {"a": 0, "b": {}, "e": torch.empty(0, 5)})
@@ -245,6 +251,7 @@ _REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.holds("value-crashes-one-way", "unusual-tensors")
 @pytest.mark.parametrize("kind", _REFUSED)
 def test_what_cannot_be_kept_is_refused_by_path(kind: str) -> None:
     """At registration, with the path at which it stands and what it is."""
@@ -257,6 +264,7 @@ def test_what_cannot_be_kept_is_refused_by_path(kind: str) -> None:
     assert str(caught.value).startswith(paths)
 
 
+@pytest.mark.holds("value-crashes-one-way")
 def test_the_same_verdict_with_and_without_tensors_beside() -> None:
     """A value is kept or refused for what it is, wherever it stands."""
     for value in ({"cls": int, "act": torch.nn.GELU}, {"none": None, "ellipsis": ...}, {"fn": print}):

@@ -52,6 +52,7 @@ def _load(directory: Path, state: dict[str, Any], **planner: Any) -> None:
     dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(**planner), no_dist=True)
 
 
+@pytest.mark.holds("readers-do-not-verify")
 def test_a_missing_first_file_is_loaded_in_silence(tmp_path: Path) -> None:
     """The reader takes a tensor's size from what it finds: rows of the file that is gone keep what was there."""
     first, _second = _two_shards(tmp_path)
@@ -65,6 +66,7 @@ def test_a_missing_first_file_is_loaded_in_silence(tmp_path: Path) -> None:
     assert torch.equal(torn["model.w"][2:], _WHOLE[2:])
 
 
+@pytest.mark.holds("values-are-json")
 def test_a_value_is_missing_or_stays_what_it_was(tmp_path: Path) -> None:
     """A learning rate is no tensor, so it is in no shard: a strict load refuses, a partial one keeps the old one."""
     _two_shards(tmp_path)
@@ -96,6 +98,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], bytes]] = {
 }
 
 
+@pytest.mark.holds("gapless-format")
 @pytest.mark.parametrize("what", _REFUSED)
 def test_the_format_refuses(what: str, tmp_path: Path) -> None:
     """Why shards have no gaps and no tail, tied tensors one name, typed metadata only text, odd types as bytes."""
@@ -116,6 +119,7 @@ _TAKEN: dict[str, tuple[dict[str, Any], bytes]] = {
 }
 
 
+@pytest.mark.holds("gapless-format")
 @pytest.mark.parametrize("what", _TAKEN)
 def test_the_format_takes(what: str, tmp_path: Path) -> None:
     """Misaligned ones too: alignment is the writer's own care, by descending element size."""
@@ -123,6 +127,7 @@ def test_the_format_takes(what: str, tmp_path: Path) -> None:
     assert load_file(_file(tmp_path / "x.safetensors", header, data)).keys() == header.keys()
 
 
+@pytest.mark.holds("gapless-format")
 def test_a_view_into_memory_must_be_aligned_by_its_maker() -> None:
     """torch makes a misaligned view of a buffer without a word: alignment is ours to keep."""
     view = torch.frombuffer(bytearray(struct.pack("<3xf", 1.5)), dtype=torch.float32, offset=3)

@@ -84,6 +84,7 @@ def _equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 # ---------------------------------------------------------------------- the hook
 
 
+@pytest.mark.holds("hook-fires-once")
 @pytest.mark.parametrize("name", [*_BUILT_IN, "a user's own"])
 def test_the_hook_fires_once_before_an_optimizer_changes_anything(name: str) -> None:
     """One call a step, in which every parameter still is what backward saw; afterwards they differ."""
@@ -99,6 +100,7 @@ def test_the_hook_fires_once_before_an_optimizer_changes_anything(name: str) -> 
         assert not _equal(_parameters(optimizer), before)
 
 
+@pytest.mark.holds("hook-fires-once")
 def test_the_hook_fires_once_before_an_optimizer_that_evaluates_by_itself() -> None:
     """LBFGS calls its closure several times in one step: the hook comes before the first, and not again."""
     model = _model()
@@ -118,6 +120,7 @@ def test_the_hook_fires_once_before_an_optimizer_that_evaluates_by_itself() -> N
     assert set(evaluations) == {1}
 
 
+@pytest.mark.holds("hook-fires-once")
 def test_the_hook_fires_under_a_scheduler_and_a_scaler() -> None:
     """Both wrap an optimizer's step, and neither goes past its hook."""
     model = _model()
@@ -134,6 +137,7 @@ def test_the_hook_fires_under_a_scheduler_and_a_scaler() -> None:
     assert len(listener.heard) == 2
 
 
+@pytest.mark.holds("skipped-step-is-fenced")
 def test_a_scaler_with_infinite_gradients_never_reaches_the_hook() -> None:
     """The step is left out, so the fence never closes: the next boundary must be one too."""
     model = _model()
@@ -148,6 +152,7 @@ def test_a_scaler_with_infinite_gradients_never_reaches_the_hook() -> None:
     assert _equal(_parameters(optimizer), before)
 
 
+@pytest.mark.holds("hook-fires-once")
 def test_the_hook_fires_inside_backward() -> None:
     """An optimizer a parameter, each run once its gradient is there: one call for each, before `backward` ends."""
     model = _model()
@@ -159,6 +164,7 @@ def test_the_hook_fires_inside_backward() -> None:
     assert len(listener.heard) == len(optimizers)
 
 
+@pytest.mark.holds("hook-fires-once")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_the_hook_fires_in_a_compiled_step(backend: str) -> None:
     """Each call of a compiled function that steps is heard, the first and the later ones."""
@@ -189,12 +195,14 @@ print(len(heard))
 """
 
 
+@pytest.mark.holds("hook-fires-once")
 def test_the_hook_fires_for_optimizers_made_after_a_compilation() -> None:
     """In a process of its own, since a class gets its hooks with its first optimizer: compiling changes classes."""
     done = subprocess.run([sys.executable, "-c", _COMPILED_FIRST], capture_output=True, check=True)
     assert done.stdout.split() == [b"2"]
 
 
+@pytest.mark.holds("copy-errors-reach-training")
 def test_what_a_hook_raises_comes_out_of_the_step() -> None:
     """So a copy that failed is heard of where the training is, and nothing was changed."""
     model = _model()
@@ -211,6 +219,7 @@ def test_what_a_hook_raises_comes_out_of_the_step() -> None:
     assert _equal(_parameters(optimizer), before)
 
 
+@pytest.mark.holds("hooks-in-nobodys-way")
 def test_a_hook_stays_behind_when_its_optimizer_is_copied_or_pickled() -> None:
     """What a hook refers to (threads, locks) is neither copied nor pickled, and a copy's step is nobody's business."""
     model = _model()
@@ -224,6 +233,7 @@ def test_a_hook_stays_behind_when_its_optimizer_is_copied_or_pickled() -> None:
     assert heard == [1]
 
 
+@pytest.mark.holds("loading-replaces-tensors")
 def test_loading_gives_an_optimizer_other_tensors() -> None:
     """Whoever held the state's tensors from before a `load_state_dict` holds what is no state any more."""
     model = _model()
@@ -235,6 +245,7 @@ def test_loading_gives_an_optimizer_other_tensors() -> None:
     assert optimizer.state[model[0].weight]["exp_avg"] is not moment
 
 
+@pytest.mark.holds("reading-runs-no-step")
 def test_reading_an_empty_optimizer_s_state_steps_it() -> None:
     """`get_optimizer_state_dict` runs a real step, hook and all, on one that has no state: never call it."""
     model = _model()
@@ -270,6 +281,7 @@ def _preserved(p: nn.Parameter) -> None:
         p.add_(1)
 
 
+@pytest.mark.holds("version-counters-miss-writes")
 @pytest.mark.parametrize("write", [_data_add, _data_copy, _data_foreach, _numpy_view, _preserved])
 def test_these_writes_are_unseen_by_the_version_counter(write: Callable[[nn.Parameter], None]) -> None:
     """In place, at the same address, another value, the same version: it is no proof that a tensor stood still."""
@@ -288,6 +300,7 @@ def _vector(p: nn.Parameter) -> None:
     vector_to_parameters(parameters_to_vector([p]) + 1, [p])
 
 
+@pytest.mark.holds("version-counters-miss-writes")
 @pytest.mark.parametrize("write", [_assign, _vector])
 def test_these_writes_are_seen_by_the_address_alone(write: Callable[[nn.Parameter], None]) -> None:
     """Another storage in the same parameter: the version stays."""
@@ -312,6 +325,7 @@ def _initialised(p: nn.Parameter) -> None:
     nn.init.ones_(p)
 
 
+@pytest.mark.holds("version-counters-see-writes")
 @pytest.mark.parametrize("write", [_in_place, _detached, _initialised])
 def test_ordinary_writes_move_the_version_counter(write: Callable[[nn.Parameter], None]) -> None:
     """What the witness may rely on for a write that hides from nobody."""
@@ -322,6 +336,7 @@ def test_ordinary_writes_move_the_version_counter(write: Callable[[nn.Parameter]
     assert p._version > version
 
 
+@pytest.mark.holds("version-counters-miss-writes")
 def test_fused_optimizers_and_running_statistics_move_no_version() -> None:
     """The commonest writes of all: parameters and moments by a fused step, buffers by a forward."""
     model = _model()
@@ -354,6 +369,7 @@ def _leaves(model: nn.Module, optimizer: torch.optim.Optimizer, average: Average
     yield from ((f"average.{name}", value) for name, value in average.named_parameters())
 
 
+@pytest.mark.holds("optimizer-owns-what-stands-still")
 def test_what_an_optimizer_owns_stands_still_until_it_steps_and_nothing_else_does() -> None:
     """A copy taken any time before the next step is that of the boundary, but for buffers and for an average that is
     updated after the optimizer: so those are copied at the boundary."""
@@ -374,6 +390,7 @@ def test_what_an_optimizer_owns_stands_still_until_it_steps_and_nothing_else_doe
 # ---------------------------------------------------------------------- what loading keeps
 
 
+@pytest.mark.holds("restored-is-copied")
 def test_loading_an_optimizer_keeps_the_very_tensors_it_is_given() -> None:
     """So state that is read straight out of a slot would be trained on in the slot: it must be copied."""
     models = [nn.Linear(2, 2), nn.Linear(2, 2)]
@@ -392,6 +409,7 @@ def test_loading_an_optimizer_keeps_the_very_tensors_it_is_given() -> None:
     assert bytes(slot) != before
 
 
+@pytest.mark.holds("restored-is-copied")
 def test_loading_a_module_keeps_tensors_only_if_told_to_assign() -> None:
     """The default copies; `assign=True` takes over what it is given."""
     given = nn.Linear(2, 2).state_dict()
@@ -403,6 +421,7 @@ def test_loading_a_module_keeps_tensors_only_if_told_to_assign() -> None:
     assert assigned.weight.data_ptr() == given["weight"].data_ptr()
 
 
+@pytest.mark.holds("sources-are-held")
 def test_a_tensor_that_is_held_keeps_its_bytes() -> None:
     """Whatever becomes of the parameter that it was taken from: so sources are held until their copy is complete."""
     p = nn.Parameter(torch.full((4,), 3.0))

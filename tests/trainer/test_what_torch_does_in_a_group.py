@@ -15,6 +15,7 @@ _TIMEOUT_S = 4.0
 """Of a group that is to time out: longer than a loaded machine keeps a rank waiting that is there."""
 
 
+@pytest.mark.holds("own-group")
 def test_a_group_that_timed_out_once_is_broken_for_good() -> None:
     """A rank comes late (it evaluated alone): the other one's reduction fails, and so do all later ones of that group
     on both, although both take part; the group of all is unharmed. So the agreement has a group and a long time."""
@@ -29,6 +30,7 @@ def test_a_group_that_timed_out_once_is_broken_for_good() -> None:
         assert [ranks.hear(0), ranks.hear(1)] == ["2", "2"]
 
 
+@pytest.mark.holds("own-group")
 def test_a_stopped_rank_is_noticed_by_the_timeout_alone() -> None:
     """SIGSTOP sends nothing: the other one hears of it when its time is over. Awake again, the group of all works."""
     with MortalRanks(2, scenes.one_stands_still, _TIMEOUT_S) as ranks:
@@ -44,6 +46,7 @@ def test_a_stopped_rank_is_noticed_by_the_timeout_alone() -> None:
         assert [ranks.hear(0), ranks.hear(1)] == ["2", "2"]
 
 
+@pytest.mark.holds("death-noticed-at-once")
 @pytest.mark.parametrize("how", ["killed", "exception", "pending"])
 def test_a_rank_that_ends_is_noticed_without_a_timeout(how: str) -> None:
     """SIGKILL, an exception, an end with a reduction pending: the other one's reduction fails long before its day is
@@ -59,6 +62,7 @@ def test_a_rank_that_ends_is_noticed_without_a_timeout(how: str) -> None:
         assert ranks.hear(0) == "RuntimeError"
 
 
+@pytest.mark.holds("lost-agreement-is-silent")
 @pytest.mark.parametrize("how", ["killed", "exception", "pending"])
 def test_a_lost_agreement_raises_nothing_and_takes_the_own_vector(how: str) -> None:
     """Rank 1 is gone: rank 0's boundaries go on without an error and without waiting, by what it knows itself."""
@@ -77,12 +81,14 @@ def test_a_lost_agreement_raises_nothing_and_takes_the_own_vector(how: str) -> N
         assert ranks.hear(0) == "left"
 
 
+@pytest.mark.holds("early-leavers")
 def test_a_rank_that_leaves_is_waited_for_no_longer() -> None:
     """Its last word reaches the other one at a boundary; from then on that one agrees with itself, and ends."""
     with MortalRanks(2, scenes.agreement_of_mortals, "leaves") as ranks:
         check_one_leaves(ranks)
 
 
+@pytest.mark.holds("own-group")
 def test_a_broken_agreement_leaves_the_users_group_alone() -> None:
     """Both ranks go on reducing in the group of all after the agreement's own group has timed out."""
     with MortalRanks(2, scenes.agreement_beside_the_users_group) as ranks:

@@ -15,6 +15,7 @@ from surefoot.core.image import Box
 from surefoot.trainer.sharded import _block
 
 
+@pytest.mark.holds("fsdp2-shards-stand-still")
 @pytest.mark.parametrize(("kind", "shown"), [("fsdp", {"DTensor"}), ("unsharded", {"Parameter"})])
 def test_local_shards_stand_still_until_the_optimizer_steps(kind: str, shown: set[str]) -> None:
     """Through forward and backward neither bytes nor addresses of any rank's parts change; a step changes every one
@@ -27,6 +28,7 @@ def test_local_shards_stand_still_until_the_optimizer_steps(kind: str, shown: se
         assert answer["kinds"] == shown
 
 
+@pytest.mark.holds("version-counters-miss-writes")
 @pytest.mark.parametrize(
     ("kind", "moved"),
     [("adamw", {"parameter", "moment"}), ("loop", {"parameter", "moment"}), ("fused", set())],
@@ -60,12 +62,14 @@ def _flaw_of_torch_s_boxes(rows: int, mesh: tuple[int, int]) -> str | None:
     return cover_flaw(boxes)
 
 
+@pytest.mark.holds("wrong-strides-refused")
 def test_torch_s_own_boxes_of_thirteen_rows_are_no_cover() -> None:
     """Over a mesh of three by two, as FSDP2 over tensor parallelism lays it out: so every cover is checked."""
     assert _flaw_of_torch_s_boxes(13, (3, 2)) is not None
     assert _flaw_of_torch_s_boxes(12, (3, 2)) is None
 
 
+@pytest.mark.holds("wrong-strides-refused")
 @pytest.mark.parametrize("mesh", _FSDP_TP)
 def test_what_is_not_refused_is_where_the_rows_are(mesh: tuple[int, int]) -> None:
     """One to 39 rows: each rank's block is exactly the rows that two rounds of chunks give it, or it is refused; and
@@ -83,6 +87,7 @@ def test_what_is_not_refused_is_where_the_rows_are(mesh: tuple[int, int]) -> Non
     assert not [rows for rows in refused if rows % (mesh[0] * mesh[1]) == 0]
 
 
+@pytest.mark.holds("wrong-strides-refused")
 def test_thirteen_rows_are_kept_where_they_are_or_refused() -> None:
     """The same on six ranks with a real model: whoever is not refused has the rows that it says, and nothing that
     torch itself puts together is wrong."""

@@ -71,6 +71,7 @@ def _one_through_data(leaf: torch.Tensor) -> None:
     leaf.data.view(-1)[leaf.numel() // 3].add_(1) if leaf.is_contiguous() else leaf.data[(0,) * leaf.dim()].add_(1)
 
 
+@pytest.mark.holds("bytes-are-compared")
 @pytest.mark.parametrize("write", [_in_place, _through_data, _one_through_data])
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("number", [0, 1, 2, 4, 5, 6, 7])
@@ -99,6 +100,7 @@ def test_a_swap_of_rows_is_no_equal_sum() -> None:
     assert witness.moved(arrived) == 0
 
 
+@pytest.mark.holds("bytes-are-compared")
 def test_blocks_go_round_all_bytes() -> None:
     """Each round gives every row of every leaf once."""
     leaves = [torch.empty(1000, 64 * 1024), torch.empty(3), torch.empty(300, 64 * 1024), torch.empty(())]
@@ -124,6 +126,7 @@ def _large() -> list[torch.Tensor]:
     return [torch.ones(3), torch.ones(2 * TRIED_BYTES["cpu"] // 4096 + 100, 1024), torch.ones(2, 2)]
 
 
+@pytest.mark.holds("trial-before-trust")
 def test_a_trial_ends_when_every_byte_was_looked_at() -> None:
     """As many steps as there are parts; fences that come twice change nothing."""
     trial = Trial(_large())
@@ -138,6 +141,7 @@ def test_a_trial_ends_when_every_byte_was_looked_at() -> None:
     assert steps == 3
 
 
+@pytest.mark.holds("trial-before-trust")
 @pytest.mark.parametrize("row", [5, -5])
 def test_a_trial_names_what_does_not_stand_still(row: int) -> None:
     """One element, written at each step past every counter: found when its part is looked at, before the trial ends."""

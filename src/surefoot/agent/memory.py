@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,13 +108,18 @@ class Memory:
             self._all.append(segment)
         return len(self._all)
 
-    def adopt_descriptor(self, fd: int) -> Segment:
-        """Take over a segment that a trainer still holds (a memfd has no name to be found by)."""
+    def adopt_descriptor(self, fd: int) -> None:
+        """Take over a segment that a trainer still holds (a memfd has no name to be found by).
+
+        Memory that was found by its name is the same memory: known twice, it would be emptied by `void_all_but`.
+        """
+        if any(os.path.sameopenfile(fd, segment.fd) for segment in self._all):
+            os.close(fd)
+            return
         segment = open_segment(fd, None)
         if segment.run != self._home.run:
             raise CorruptError(f"a trainer brought a segment of run {segment.run}")
         self._all.append(segment)
-        return segment
 
     def find(self, rank: int, plan_hash: str) -> Segment | None:
         """The newest segment of a rank under a plan."""

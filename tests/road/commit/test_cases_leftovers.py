@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import evidence
+import pytest
 from machines import MakeMachine
 
 
@@ -29,6 +30,7 @@ def leave_behind(run: Path) -> None:
         (run / name / "00000009-g0009.json.part").write_bytes(b"{")
 
 
+@pytest.mark.holds("interrupted-save-blocks-start")
 def test_leftovers_where_the_next_step_will_lie(machine: MakeMachine, tmp_path: Path) -> None:
     """Half a shard, an empty one, a dangling link, files of others: the next start goes on from the step before, saves
     into the same directory, and the one after that finds it whole."""

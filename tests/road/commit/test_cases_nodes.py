@@ -87,6 +87,7 @@ class Pair:
             assert one.agent.exit_code() == FINISHED
 
 
+@pytest.mark.holds("part-missing-declared-whole")
 def test_one_machine_that_cannot_write_makes_no_checkpoint(machine: MakeMachine, tmp_path: Path) -> None:
     """Its disk is full: no manifest, the same reason on both machines, the step before loads; with space again the
     next save is whole."""
@@ -145,6 +146,7 @@ def test_a_rank_that_died_before_it_sealed_what_the_other_ships(machine: MakeMac
     assert pair.checkpoints() == [(1, 1), (2, 1)]
 
 
+@pytest.mark.holds("host-leaves-early")
 def test_nobody_leaves_before_the_slowest_part_of_the_last_save(machine: MakeMachine, tmp_path: Path) -> None:
     """One machine has done its part and waits, its agent too, as long as the other one's part is missing."""
     pair = Pair(machine, tmp_path / "run")
@@ -165,6 +167,7 @@ def test_nobody_leaves_before_the_slowest_part_of_the_last_save(machine: MakeMac
     pair.finish(2)
 
 
+@pytest.mark.holds("part-missing-declared-whole")
 def test_a_machine_that_is_lost_in_the_last_save_is_named(machine: MakeMachine, tmp_path: Path) -> None:
     """Who waits for the last step hears that it is not durable, and whose part is missing, instead of waiting for ever;
     the step before is what the next start finds."""
@@ -220,6 +223,7 @@ def _saved_twice(machine: MakeMachine, run: Path) -> None:
         one.kill()
 
 
+@pytest.mark.holds("ranks-disagree-on-files")
 def test_a_machine_that_sees_the_newest_checkpoint_late(
     machine: MakeMachine, tmp_path: Path, stale: Callable[[Path], Path]
 ) -> None:
@@ -239,6 +243,7 @@ def test_a_machine_that_sees_the_newest_checkpoint_late(
         one.kill()
 
 
+@pytest.mark.holds("ranks-disagree-on-files")
 def test_a_machine_that_never_sees_the_newest_checkpoint(
     machine: MakeMachine, tmp_path: Path, stale: Callable[[Path], Path]
 ) -> None:

@@ -81,6 +81,7 @@ UNNAMED = ("entry word seq",)
 """Looks like a slot that a trainer was filling when it died."""
 
 
+@pytest.mark.holds("bad-copy-passed-over")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_flipped_bit_in_memory_is_never_trained_on(machine: MakeMachine, tmp_path: Path, target: str) -> None:
     """Another launch adopts the memory: step 3 as it was sealed, or the run's step 2 and the bad one named."""
@@ -102,6 +103,7 @@ def test_a_flipped_bit_in_memory_is_never_trained_on(machine: MakeMachine, tmp_p
     place.saved(4)
 
 
+@pytest.mark.holds("corrupt-copy")
 @pytest.mark.parametrize("target", ["middle of the image", "record", "entry word step", "entry word hash"])
 def test_a_flipped_bit_under_a_living_agent_is_never_trained_on(
     machine: MakeMachine, tmp_path: Path, target: str
@@ -117,6 +119,7 @@ def test_a_flipped_bit_under_a_living_agent_is_never_trained_on(
     place.saved(4)
 
 
+@pytest.mark.holds("sealed-is-not-verified")
 @pytest.mark.parametrize("target", ["middle of the image", "record", "entry word step", "entry word generation"])
 def test_a_flipped_bit_is_never_shipped(machine: MakeMachine, tmp_path: Path, target: str) -> None:
     """The launch ends, the agent is to ship the newest image, whose bytes have changed: it is named, not committed."""

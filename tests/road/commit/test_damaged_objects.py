@@ -77,6 +77,7 @@ def _chosen(run: Path, *, all_of_them: bool) -> list[str]:
     ]
 
 
+@pytest.mark.holds("bad-copy-passed-over", "newest-cut-short")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_object_is_named_and_never_loaded(
     nursery: Nursery, lived_run: Path, tmp_path: Path, kind: str
@@ -131,6 +132,7 @@ def test_generation_records_in_one_another_s_place_are_refused(
     assert why.startswith("CorruptError: generations/g000")
 
 
+@pytest.mark.holds("only-checkpoint-skipped")
 def test_when_all_are_bad_all_are_named_and_nothing_is_deleted(
     machine: MakeMachine, lived_run: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ def test_when_all_are_bad_all_are_named_and_nothing_is_deleted(
     assert try_to_open(place) == (1, None)
 
 
+@pytest.mark.holds("generation-before-training")
 def test_a_lost_record_of_the_newest_generation_is_no_rollback(
     machine: MakeMachine, lived_run: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_lost_record_of_the_newest_generation_is_no_rollback(
         assert "generations/g000" in why or "generation " in why
 
 
+@pytest.mark.holds("step-0-needs-answers", "only-checkpoint-skipped")
 def test_history_that_lost_all_its_checkpoints_is_no_new_run(
     machine: MakeMachine, lived_run: Path, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def _every(nursery: Nursery, directory: Path, kind: str, *, done: bool, stride: 
     return found
 
 
+@pytest.mark.holds("whole-or-absent", "pointer-moves-first")
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_an_agent_that_dies_in_a_save_leaves_whole_checkpoints_only(
     nursery: Nursery, tmp_path: Path, done: bool
@@ -97,6 +98,7 @@ def test_a_launch_whose_agent_is_replaced_gets_its_save(nursery: Nursery, tmp_pa
     assert {at[1] for at in found} == {1}
 
 
+@pytest.mark.holds("memory-outlives-trainers", "shared-memory-vanishes")
 @pytest.mark.parametrize("number", POINTS)
 def test_memory_that_outlived_its_agent_is_the_newest_source(nursery: Nursery, tmp_path: Path, number: int) -> None:
     """Agent and trainers die in a save; started again on the same machine they go on from step 2, wherever it lies."""
@@ -106,6 +108,7 @@ def test_memory_that_outlived_its_agent_is_the_newest_source(nursery: Nursery, t
         place.saved(3)
 
 
+@pytest.mark.holds("newest-cut-short")
 @pytest.mark.campaign
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_an_agent_that_dies_at_any_call_of_a_save(nursery: Nursery, tmp_path: Path, done: bool) -> None:

@@ -105,6 +105,7 @@ def test_only_the_blocks_that_are_needed(places: Places) -> None:
     assert places.refused == []
 
 
+@pytest.mark.holds("corrupt-copy")
 def test_a_bad_block_is_taken_from_the_next_place(places: Places) -> None:
     """Only that block; bad ones that nobody needs are not met."""
     flip(places.copy, 41_000, 15_000)

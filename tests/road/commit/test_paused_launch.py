@@ -24,6 +24,7 @@ def superseded(place: Machine) -> None:
     assert place.events("superseded")
 
 
+@pytest.mark.holds("lineage-decides")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_committer_that_slept_through_a_takeover_changes_nothing_that_counts(
     machine: MakeMachine, tmp_path: Path, ranks: int
@@ -73,6 +74,7 @@ def test_a_launch_that_was_taken_over_does_not_start_again(machine: MakeMachine,
     assert len(list((run / "generations").iterdir())) == 2
 
 
+@pytest.mark.holds("start-finishes-commit")
 def test_a_fully_acknowledged_step_of_a_sleeper_is_the_taker_s_start(machine: MakeMachine, tmp_path: Path) -> None:
     """Stopped before the manifest with all acknowledgements there: the next launch commits the step and goes on."""
     run = tmp_path / "run"
@@ -91,6 +93,7 @@ def test_a_fully_acknowledged_step_of_a_sleeper_is_the_taker_s_start(machine: Ma
     taker.saved(3)
 
 
+@pytest.mark.holds("commit-is-pure")
 def test_a_killed_committer_s_step_is_committed_by_the_next_start(machine: MakeMachine, tmp_path: Path) -> None:
     """Killed after the last acknowledgement and before the manifest; elsewhere the step is finished and used."""
     run = tmp_path / "run"
@@ -106,6 +109,7 @@ def test_a_killed_committer_s_step_is_committed_by_the_next_start(machine: MakeM
     assert sorted(evidence.checkpoints(evidence.of_directory(run))) == [(1, 1), (2, 1)]
 
 
+@pytest.mark.holds("attempts-mixed")
 def test_a_partial_attempt_is_never_mixed_in_and_later_swept(machine: MakeMachine, tmp_path: Path) -> None:
     """Four ranks die with three shards of step 2 written; two ranks go on and save step 2: theirs alone is loaded."""
     run = tmp_path / "run"
@@ -137,6 +141,7 @@ def test_a_partial_attempt_is_never_mixed_in_and_later_swept(machine: MakeMachin
     assert {(3, 3), (4, 3)} <= set(evidence.checkpoints(evidence.of_directory(run)))
 
 
+@pytest.mark.holds("tombstones")
 def test_an_abandoned_step_that_was_swept_cannot_be_committed_any_more(machine: MakeMachine, tmp_path: Path) -> None:
     """The sweep takes the manifest's key first: a committer that wakes up after it finds the key taken, and ends."""
     run = tmp_path / "run"
@@ -158,6 +163,7 @@ def test_an_abandoned_step_that_was_swept_cannot_be_committed_any_more(machine: 
     assert set(evidence.checkpoints(evidence.of_directory(run))) >= {(3, 2), (4, 2)}
 
 
+@pytest.mark.holds("slow-collector")
 @pytest.mark.parametrize(
     ("call", "name", "bad", "expected"),
     [("rename", "00000001-g0001.json", (2, 3), 1), ("unlink", "rank-00000", (3,), 2)],
@@ -188,6 +194,7 @@ def test_a_paused_collector_takes_nothing_that_the_new_lineage_needs(
     later.saved(expected + 1)
 
 
+@pytest.mark.holds("one-launch-trains")
 def test_of_two_launches_on_two_machines_one_trains_on(machine: MakeMachine, tmp_path: Path) -> None:
     """The second launch takes the run over; the first finds out at its next save and ends with 73, as do its ranks."""
     run = tmp_path / "run"

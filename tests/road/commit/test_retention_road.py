@@ -47,6 +47,7 @@ def test_the_newest_two_and_tagged_ones_stay_over_thirty_saves(machine: MakeMach
     assert machine(run).begin(1) == 100_000_000
 
 
+@pytest.mark.holds("parent-stays")
 def test_what_a_run_was_resumed_from_stays_until_a_newer_one_is_there(machine: MakeMachine, tmp_path: Path) -> None:
     """The newer two are bad, so step 1 is resumed from; it stays through crashes, and until two newer ones verify."""
     run = tmp_path / "run"

@@ -123,6 +123,7 @@ def test_any_bad_request_costs_no_save(bucket: Callable[[], Bucket], what: str) 
         assert strike(bucket(), at(n, ONCE[what]), once=True) == 2
 
 
+@pytest.mark.holds("whole-or-absent")
 @pytest.mark.parametrize("what", ["drop", "lose answer"])
 def test_a_store_that_fails_from_some_request_on_keeps_whole_checkpoints_only(
     bucket: Callable[[], Bucket], what: str
@@ -209,6 +210,7 @@ def reading(part: str) -> Callable[[Request], bool]:
     )
 
 
+@pytest.mark.holds("step-0-needs-answers", "ranks-disagree-on-files")
 @pytest.mark.parametrize("answer", [status(403, "AccessDenied"), status(500, "InternalError")], ids=["403", "500"])
 @pytest.mark.parametrize(
     "hit",

@@ -73,7 +73,13 @@ def _check_resumed(run: Evicted, undisturbed: list[dict[str, Any]]) -> None:
     assert run.lines() == undisturbed
 
 
-@pytest.mark.parametrize("told", [_to_supervisor, _to_group, _to_everybody, _twice, _by_file, _by_command])
+# However a notice comes, the road behind it is one: two ways stand for all in the short form.
+_WAYS = (_to_supervisor, _to_group, _to_everybody, _twice, _by_file, _by_command)
+_SHORT = (_to_everybody, _by_command)
+
+
+@pytest.mark.holds("one-notice", "workers-killed-first")
+@pytest.mark.parametrize("told", [way if way in _SHORT else pytest.param(way, marks=pytest.mark.soak) for way in _WAYS])
 def test_whoever_is_told_the_step_is_safe(
     evicted: Start, tmp_path: Path, undisturbed: list[dict[str, Any]], told: Callable[[Evicted], None]
 ) -> None:
@@ -85,6 +91,7 @@ def test_whoever_is_told_the_step_is_safe(
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("evictions-lose-nothing")
 def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while an upload is under way: the newest step is committed all the same."""
     run = evicted(options=["--grace-s", "60", "--interval-s", "0", "--max-bytes-per-s", "20000"], HOLD_AT="50")
@@ -95,6 +102,8 @@ def test_during_a_save(evicted: Start, undisturbed: list[dict[str, Any]]) -> Non
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("notice-outside-the-loop")
+@pytest.mark.soak
 def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice before anything was trained loses nothing: 75, and the next start begins at step 0."""
     run = evicted(options=["--grace-s", "60"])
@@ -105,6 +114,8 @@ def test_before_the_first_step(evicted: Start, undisturbed: list[dict[str, Any]]
     _check_resumed(run, undisturbed)
 
 
+@pytest.mark.holds("notice-outside-the-loop")
+@pytest.mark.soak
 def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> None:
     """A notice while a later start restores: what was safe stays safe, and the start after that is exact."""
     run = evicted(options=["--grace-s", "60"], HOLD_AT="50")
@@ -122,6 +133,7 @@ def test_during_a_restore(evicted: Start, undisturbed: list[dict[str, Any]]) -> 
     assert run.lines() == undisturbed
 
 
+@pytest.mark.holds("agent-ends-trainers", "handler-never-runs")
 def test_no_boundary_comes(evicted: Start) -> None:
     """A trainer stuck in a step until the deadline: the agent ships the newest image alone, and ends the trainer."""
     run = evicted(options=["--grace-s", "5", "--interval-s", "1000"], STUCK_AT="9")
@@ -133,7 +145,8 @@ def test_no_boundary_comes(evicted: Start) -> None:
     assert [event["trigger"] for event in run.events("committed") if event["step"] == 9] == ["agent"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.holds("late-staging", "handler-never-runs")
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> None:
     """Steps are staged seldom, and one rank is stuck in its step (the other in a collective) until the deadline: the
     newest finished step is taken all the same, shipped, and gone on from."""
@@ -152,6 +165,8 @@ def test_a_step_that_was_not_due_is_staged_late(evicted: Start, ranks: int) -> N
     assert [line["step"] for line in run.lines()] == list(range(20))
 
 
+@pytest.mark.holds("evictions-lose-nothing", "no-time-to-save")
+@pytest.mark.soak
 def test_it_cannot_be_made_safe(evicted: Start) -> None:
     """A place that takes nothing any more: 74, said in the log, and the older checkpoint is still there."""
     run = evicted(options=["--grace-s", "4", "--interval-s", "1000"])

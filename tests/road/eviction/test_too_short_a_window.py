@@ -19,8 +19,8 @@ from surefoot import wire
 from surefoot.s3_server import S3Server
 
 IMAGE_BYTES = 3_000_000
-LINK_BYTES_PER_S = 500e3
-"""Of the slowest node: an image takes 6 s."""
+LINK_BYTES_PER_S = 1e6
+"""Of the slowest node: an image takes 3 s."""
 BEGUN_SHARE = 0.5
 """Of the periodic save that has passed the slowest link when the notice comes."""
 WINDOW_SHARE = 0.8
@@ -103,7 +103,8 @@ def nodes(machine: MakeMachine, s3_server: S3Server) -> Iterator[Nodes]:
         yield lambda number: Cluster(machine, s3_server, uri, number, stack)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.holds("evictions-lose-nothing", "no-time-to-save")
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_newest_step_does_not_fit(nodes: Nodes, number: int) -> None:
     """It cannot be uploaded in time from the slowest node, the rest of a periodic save can from all: that one is
     finished and loads, the events say what did not fit, and the launch that the newest step was not saved."""
@@ -128,7 +129,7 @@ def test_the_newest_step_does_not_fit(nodes: Nodes, number: int) -> None:
     assert cluster.goes_on_from() == 2
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_newest_step_fits(nodes: Nodes, number: int) -> None:
     """With time enough the periodic save is given up for the newest step, whatever is left of it; the slot that it was
     read from is free again."""

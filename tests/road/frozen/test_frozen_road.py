@@ -224,6 +224,7 @@ def test_a_killed_agent_is_told_again_and_saves_nothing_twice(lora: Lora) -> Non
     assert len(lora.frozen()) == 1
 
 
+@pytest.mark.holds("frozen-parameters")
 def test_a_layer_that_is_trained_from_some_step_on(lora: Lora) -> None:
     """Thawed in mid-run: from the next plan on it is in the shards, with its optimizer's state, and comes back."""
     lora.play(total=12, thaw=5)

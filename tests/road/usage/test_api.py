@@ -150,6 +150,7 @@ def test_a_life_in_several_runs(place: Place) -> None:
     assert place.tags()[2] == "best"
 
 
+@pytest.mark.holds("part-not-loaded")
 def test_what_a_user_hears(place: Place) -> None:
     """Once each: a loader that is iterated elsewhere, a value that came too late, a save that no step followed,
     names that are only here or only in the checkpoint."""
@@ -169,6 +170,7 @@ def test_what_a_user_hears(place: Place) -> None:
     assert len(said) == 5, said
 
 
+@pytest.mark.holds("best-score-forgotten")
 def test_values_in_the_state(place: Place) -> None:
     """Values may be replaced while the run is open; what stands there at the boundary is kept, tensors too."""
     run = surefoot.Run(place.run, stage=1, history=[])
@@ -238,6 +240,7 @@ def test_metrics_are_plain(place: Place) -> None:
                 run.save(metrics={"loss": bad})
 
 
+@pytest.mark.holds("handler-in-a-thread")
 def test_in_a_thread(place: Place) -> None:
     """Without signal handlers, which only the main thread may set: one warning, and everything else works."""
     result: list[Any] = []
@@ -274,6 +277,7 @@ def test_a_model_that_changed_is_refused_and_nothing_is_lost(place: Place) -> No
     assert torch.equal(again.weight, model.weight)
 
 
+@pytest.mark.holds("locks-tell-lives", "handler-in-a-thread")
 def test_a_forked_childs_sigterm_is_its_own(place: Place) -> None:
     """A pool that ends its workers with SIGTERM: they end, and the trainer is not evicted."""
     with surefoot.Run(place.run, w=torch.zeros(1)) as run:
@@ -287,6 +291,7 @@ def test_a_forked_childs_sigterm_is_its_own(place: Place) -> None:
         assert not run.evicting
 
 
+@pytest.mark.holds("memory-reserved")
 def test_a_job_that_cannot_fit_is_refused_with_the_sizes(place: Place) -> None:
     """More state than two slots have room for on this machine: said with need and have, before memory is touched."""
     huge = torch.empty(1)

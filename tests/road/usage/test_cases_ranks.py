@@ -24,6 +24,7 @@ def newest(stage: Stage) -> int:
     return max((int(path.name[:8]) for path in stage.run.glob("commits/*.json")), default=0)
 
 
+@pytest.mark.holds("rank-without-tensors")
 @pytest.mark.parametrize("elements", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_ranks_without_a_byte(stage: Stage, elements: bool) -> None:
     """Only rank 0 has anything, the others no object or a tensor without elements: 2, 1 and 3 ranks, in turn."""
@@ -38,6 +39,7 @@ def test_ranks_without_a_byte(stage: Stage, elements: bool) -> None:
         stage.until_quiet()
 
 
+@pytest.mark.holds("flat-parts")
 def test_parts_that_only_the_script_knows_to_be_parts(stage: Stage) -> None:
     """Three ranks' own parts of a vector. Two ranks that need parts of another length are refused by name, with both
     lengths, and nothing is lost; two that need the same length take their numbers', and it is said whose are left."""
@@ -56,6 +58,7 @@ def test_parts_that_only_the_script_knows_to_be_parts(stage: Stage) -> None:
     assert "part: each of 3 ranks kept its own, and nobody takes those of rank(s) 2" in text
 
 
+@pytest.mark.holds("one-rank-fails")
 def test_a_rank_that_cannot_give_its_state(stage: Stage) -> None:
     """Its own error, which no pickle could carry, ends it and the rank that waits for it; the step that both had
     before is made durable, and both go on from it."""
@@ -69,6 +72,7 @@ def test_a_rank_that_cannot_give_its_state(stage: Stage) -> None:
     assert said(text, "begins") == [[0, 4, [4.0, 4.0]], [1, 4, [4.0, 4.0]]]
 
 
+@pytest.mark.holds("one-rank-fails")
 def test_a_rank_that_cannot_take_its_state(stage: Stage) -> None:
     """Both ranks hear the first cause, by an error of their own; nothing is trained, and the next start is right."""
     stage.play("breaks", scenes=SCENES, ranks=2, total=3)
@@ -85,6 +89,7 @@ def test_a_rank_that_cannot_take_its_state(stage: Stage) -> None:
     assert said(text, "begins") == [[0, 3, [3.0, 3.0]], [1, 3, [3.0, 3.0]]]
 
 
+@pytest.mark.holds("saves-share-the-group", "planned-each-time")
 def test_saves_cost_no_collective(stage: Stage) -> None:
     """Ranks of one machine, with the training's own collectives at every step, and saves as often as the place takes
     them: planned once, and afterwards none is called, on whatever group."""
@@ -98,6 +103,7 @@ def test_saves_cost_no_collective(stage: Stage) -> None:
     assert newest(stage) == total
 
 
+@pytest.mark.holds("saves-share-the-group")
 def test_saves_across_machines_cost_one_small_collective_a_step(stage: Stage) -> None:
     """Of two machines: nothing but one all-reduce of a few bytes, on a group of its own."""
     total, count_from = 250, 20
@@ -117,6 +123,7 @@ def test_saves_across_machines_cost_one_small_collective_a_step(stage: Stage) ->
     assert newest(stage) == total
 
 
+@pytest.mark.holds("one-told-others-hang")
 def test_whoever_of_three_is_told_all_stop_at_one_step(stage: Stage) -> None:
     """SIGTERM to one rank while the others wait for it in a collective; to two of them at different steps; to the
     agent alone, which is deaf to it: one step on all, committed, and each is done once."""
@@ -141,6 +148,7 @@ def test_whoever_of_three_is_told_all_stop_at_one_step(stage: Stage) -> None:
     assert newest(stage) == total
 
 
+@pytest.mark.holds("slow-save-times-out")
 @pytest.mark.soak
 def test_a_slow_place_times_out_no_collective(stage: Stage) -> None:
     """Each save takes longer than the training's collectives may: training goes on meanwhile, and who waits for the
@@ -152,6 +160,7 @@ def test_a_slow_place_times_out_no_collective(stage: Stage) -> None:
     assert len([took_s for took_s in slow if took_s > 6.0]) >= 2
 
 
+@pytest.mark.holds("new-ranks-without-random-state")
 def test_ranks_that_are_new_draw_streams_of_their_own(stage: Stage) -> None:
     """Two ranks, then three: the first two go on where they were, all three differ, and a second start from the same
     checkpoint draws the same."""

@@ -23,6 +23,7 @@ def noted(log: Path) -> list[list[Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.holds("save-sees-later-values")
 def test_what_changes_right_after_a_step_is_kept_as_it_was(stage: Stage) -> None:
     """Tensors, arrays, containers and an object's own attributes, overwritten in place at once, come back as of the
     step's end."""
@@ -38,6 +39,7 @@ def test_what_changes_right_after_a_step_is_kept_as_it_was(stage: Stage) -> None
     assert len(set(truth.values())) == 7
 
 
+@pytest.mark.holds("fork-with-locks")
 def test_locks_that_other_threads_hold_stop_nobody(stage: Stage) -> None:
     """The agent is a program of its own, never a fork of a process with threads: it starts, saves and ends."""
     text = stage.play("locks_are_held", scenes=SCENES)
@@ -45,6 +47,7 @@ def test_locks_that_other_threads_hold_stop_nobody(stage: Stage) -> None:
     assert any(event["event"] == "committed" and event["step"] == 3 for event in stage.history())
 
 
+@pytest.mark.holds("resumed-twice", "handler-saves-mid-update", "eviction-between-micro-batches")
 @pytest.mark.parametrize("places", [PLACES[1::2], pytest.param(PLACES, marks=pytest.mark.soak)], ids=len)
 def test_an_eviction_at_any_place_of_a_step(stage: Stage, places: tuple[str, ...]) -> None:
     """Between micro-batches, with one parameter changed and the others not, under a logger's lock, in an evaluation:
@@ -61,6 +64,7 @@ def test_an_eviction_at_any_place_of_a_step(stage: Stage, places: tuple[str, ...
     assert len({line[-1] for line in noted(log)}) == total
 
 
+@pytest.mark.holds("averaged-weights-saved")
 @pytest.mark.parametrize("how", ["copy_", pytest.param("data.copy_", marks=pytest.mark.soak), "data ="])
 def test_weights_that_stand_in_for_a_while_are_never_saved_as_the_model(stage: Stage, how: str) -> None:
     """A notice in an evaluation with averaged weights in the model: what is made safe is some finished step's own."""

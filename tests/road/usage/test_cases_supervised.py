@@ -67,6 +67,7 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
         shutil.rmtree(memory)
 
 
+@pytest.mark.holds("restarts-counted-apart", "bug-retried-for-ever")
 def test_kills_cost_no_restart_and_a_bug_does(supervised: Supervised) -> None:
     """Killed twice after new steps, and then the same error at the same step: with one restart without a new step
     allowed it is started four times, each from its newest step, and ends with the script's own code."""
@@ -80,6 +81,7 @@ def test_kills_cost_no_restart_and_a_bug_does(supervised: Supervised) -> None:
     assert [step for (step,) in supervised.noted("step")] == list(range(TOTAL))
 
 
+@pytest.mark.holds("bug-retried-for-ever")
 def test_a_script_that_never_opens_the_run_is_not_started_for_ever(supervised: Supervised) -> None:
     """As often as restarts are allowed, and then its own code."""
     assert supervised.play({"open": "raise"}, "--max-restarts", "1") == 1
@@ -87,6 +89,7 @@ def test_a_script_that_never_opens_the_run_is_not_started_for_ever(supervised: S
     assert "ValueError: no such file" in supervised.output.read_text()
 
 
+@pytest.mark.holds("children-live-on")
 def test_children_of_a_killed_trainer_do_not_outlive_it(supervised: Supervised) -> None:
     """A child that holds a port and its parent's memory is ended with the trainer: the next one finds the port free,
     goes on, and nothing is left."""
@@ -109,6 +112,7 @@ def _first(container: subprocess.Popen[bytes]) -> int:
     return int(child)
 
 
+@pytest.mark.holds("shell-as-process-1")
 def test_a_shell_as_process_1_is_told_of(supervised: Supervised) -> None:
     """The signal that announces the container's end stops at the shell: said at the start; what was durable is there
     when the container was killed."""
@@ -126,6 +130,7 @@ def test_a_shell_as_process_1_is_told_of(supervised: Supervised) -> None:
     assert supervised.noted("start")[1][0] >= durable
 
 
+@pytest.mark.holds("shell-as-process-1")
 def test_surefoot_as_process_1_hears_of_the_containers_end(supervised: Supervised) -> None:
     """Started by `exec`, it gets the signal itself: nothing is said at the start, the newest step is saved."""
     container = _container(supervised, "exec " + shlex.join(supervised.command({"5": "hold"})))

@@ -28,6 +28,7 @@ def _lines(log: Path) -> dict[int, Any]:
     return found
 
 
+@pytest.mark.holds("same-run", "values-collapse", "second-resume-in-epoch")
 def test_each_rank_gets_its_own(stage: Stage) -> None:
     """Two ranks of other seeds, generators and places in their data, killed twice in one epoch: samples,
     every generator before and after each step, and losses are those of the undisturbed run, rank by rank."""
@@ -49,6 +50,7 @@ def test_each_rank_gets_its_own(stage: Stage) -> None:
         assert all(a != b for a, b in zip(mine[2:], its[2:], strict=True))
 
 
+@pytest.mark.holds("samples-with-other-ranks")
 def test_samples_and_what_workers_draw_for_any_number_of_ranks(stage: Stage) -> None:
     """Two ranks, then one, then three, with and without workers: each step's rows are those of one rank alone."""
 

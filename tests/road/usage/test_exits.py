@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from stage import Stage
 
 
@@ -18,6 +19,7 @@ def finished(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+@pytest.mark.holds("outlives-without-supervisor")
 def test_every_way_out_loses_nothing(stage: Stage) -> None:
     """Evicted at once, twice, in a save, in a long C call; an exception, an exit, a break: the log is that of one
     undisturbed run, line by line, with no step done twice. Only who is evicted has no time to look for garbage."""
@@ -67,6 +69,7 @@ def test_every_way_out_loses_nothing(stage: Stage) -> None:
     assert [path.name for path in stage.memory.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.holds("newest-alone", "notice-outside-the-loop")
 def test_a_body_that_never_ends(stage: Stage) -> None:
     """No boundary comes before the deadline: the newest finished step is shipped without the trainer, exit 75."""
     job = stage.start("train", total=40, log=str(stage.place / "log"), deeds={"9": "hang"}, grace_s=3.0)
@@ -77,6 +80,7 @@ def test_a_body_that_never_ends(stage: Stage) -> None:
     assert committed(stage) == finished(stage.place / "log0") == 9
 
 
+@pytest.mark.holds("outlives-without-supervisor", "shared-memory-vanishes")
 def test_the_agent_outlives_the_group(stage: Stage) -> None:
     """SIGKILL to the trainer's whole process group: the agent makes the newest step durable all the same."""
     job = stage.start("train", total=40, log=str(stage.place / "log"), deeds={"9": "hang"})
@@ -101,6 +105,7 @@ def test_a_killed_agent_is_replaced(stage: Stage) -> None:
     assert [path.name for path in stage.memory.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.holds("workers-killed-first")
 def test_workers_do_not_die_of_the_groups_sigterm(stage: Stage) -> None:
     """SIGTERM to the whole group, data loader workers included: an eviction like any other, and no worker is left."""
     stage.play("train", to=str(stage.place / "other"), total=40, log=str(stage.place / "straight"), workers=2)
@@ -114,6 +119,7 @@ def test_workers_do_not_die_of_the_groups_sigterm(stage: Stage) -> None:
     assert (stage.place / "log0").read_text() == (stage.place / "straight0").read_text()
 
 
+@pytest.mark.holds("notice-outside-the-loop")
 def test_evicted_while_it_restores(stage: Stage) -> None:
     """SIGTERM as soon as the handler is there, and at once after entry: exit 75, and nothing is lost."""
     stage.play("train", code=75, total=40, log=str(stage.place / "log"), deeds={"3": "term"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from stage import Stage
 
 SCENES = Path(__file__).with_name("leaving_scenes.py")
@@ -14,6 +15,7 @@ def _steps_of(output: str, rank: int) -> list[int]:
     return [step for step in range(_TOTAL) if f'["did", {rank}, {step}]' in output]
 
 
+@pytest.mark.holds("early-leavers")
 def test_a_rank_that_breaks_off_holds_up_nobody(stage: Stage) -> None:
     """Rank 1 leaves its loop and ends well; rank 0 does all of its steps, and only its last save, which would need
     rank 1, is an error that names it. What was whole before stays."""
@@ -26,6 +28,7 @@ def test_a_rank_that_breaks_off_holds_up_nobody(stage: Stage) -> None:
     assert 1 <= max(int(path.name[:8]) for path in stage.run.glob("commits/*.json")) <= 4
 
 
+@pytest.mark.holds("early-leavers")
 def test_a_rank_that_raises_tells_its_agent_and_not_its_group(stage: Stage) -> None:
     """The script's own error is what is printed, and the other rank is ended or ends, whatever it was doing."""
     job = stage.start("one_breaks", ranks=2, scenes=SCENES, total=100_000, at=3, how="raise")

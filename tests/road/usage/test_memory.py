@@ -39,6 +39,7 @@ def test_ten_thousand_tensors(stage: Stage, count: int) -> None:
     assert after[-1][2] != after[0][2]
 
 
+@pytest.mark.holds("shared-memory-vanishes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_sixty_four_megabytes_of_shared_memory(stage: Stage) -> None:
     """Docker's mount is too small for the slots: memory without a name carries them, through the agent's death too."""

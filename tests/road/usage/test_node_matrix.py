@@ -289,6 +289,7 @@ def _cells(short: set[tuple[str, str, str]], tiers: Sequence[str]) -> list[Any]:
     return [pytest.param(*cell, marks=() if cell in short else pytest.mark.soak) for cell in cells]
 
 
+@pytest.mark.holds("memory-of-others-lost")
 @pytest.mark.parametrize(
     ("kind", "tier", "size"),
     _cells(
@@ -315,6 +316,7 @@ def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind
     assert [event["tier"] for event in train.resumed(restored)] == [where] * restored.nodes
 
 
+@pytest.mark.holds("memory-of-others-lost")
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("saved", "restored"),
@@ -334,6 +336,7 @@ def test_from_memory_of_the_same_machines(stage: Stage, saved: World, restored: 
     assert [event["tier"] for event in train.resumed(restored)] == ["ram"] * restored.nodes
 
 
+@pytest.mark.holds("no-shared-files")
 @pytest.mark.parametrize(("kind", "tier", "size"), _cells({("ddp", "drives", "same")}, ("drives",)))
 def test_restored_from_drives_of_the_nodes_own(stage: Stage, truth: Get, kind: str, tier: str, size: str) -> None:
     """The newest step's bytes are good on the machines' own drives only: each reads there what it has, and the others
@@ -354,6 +357,7 @@ def test_restored_from_drives_of_the_nodes_own(stage: Stage, truth: Get, kind: s
     assert places == {"disk copy", "disk"} if gone else places >= {"disk copy"}
 
 
+@pytest.mark.holds("no-shared-files")
 @pytest.mark.soak
 @pytest.mark.parametrize("drives", [False, True], ids=["memory", "drives"])
 @pytest.mark.parametrize("kind", list(SAVED))
@@ -373,6 +377,7 @@ def test_machines_come_in_another_order(stage: Stage, truth: Get, kind: str, dri
     assert all(other in found for found in places), places
 
 
+@pytest.mark.holds("ranks-load-different-steps")
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind == "hsdp" else pytest.mark.soak) for kind in SAVED]
 )
@@ -390,6 +395,7 @@ def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
     assert [event["tier"] for event in train.resumed(alone)] == ["ram" if saved.has_twins else "disk"]
 
 
+@pytest.mark.holds("two-machines-hold-it")
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("left", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_new_machine_in_the_place_of_a_lost_one(stage: Stage, truth: Get, kind: str, left: int) -> None:
@@ -420,6 +426,7 @@ def test_a_second_copy_that_is_damaged(stage: Stage) -> None:
     assert any("put together on node" in what and "does not match its hash" in what for what in warnings), warnings
 
 
+@pytest.mark.holds("ranks-disagree-on-files")
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("durable", [False, True], ids=["only-in-memory", "durable-too"])

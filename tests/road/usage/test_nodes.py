@@ -45,6 +45,7 @@ def _truth(stage: Stage, truths: dict[str, list[object]], kind: str, total: int)
     return digests[0]
 
 
+@pytest.mark.holds("one-told-others-hang")
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_notice_on_one_node_saves_all(stage: Stage, truths: dict[str, list[object]], kind: str) -> None:
     """The second node is evicted: both stop after the same step, it is committed whole, both leave with the reserved
@@ -62,6 +63,7 @@ def test_a_notice_on_one_node_saves_all(stage: Stage, truths: dict[str, list[obj
     assert [line[3] for line in _said(outputs, "ends")] == [_truth(stage, truths, kind, 8)] * 2
 
 
+@pytest.mark.holds("lost-agreement-is-silent", "machine-disappears")
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object]], kind: str) -> None:
     """A node is killed with its agent: the other one's trainers are ended, not left in a collective; what was committed
@@ -149,6 +151,7 @@ def _steps(stage: Stage, *, newest: bool) -> set[int]:
     return set(steps[-1:] if newest else steps)
 
 
+@pytest.mark.holds("late-staging", "handler-never-runs")
 @pytest.mark.soak
 def test_a_step_that_was_not_due_with_a_rank_stuck(stage: Stage, truths: dict[str, list[object]]) -> None:
     """One node's rank stands still outside of any collective, the other's waits for it in one, and no step was due to

@@ -106,6 +106,7 @@ def tensors(image: Image, prefix: str) -> list[Range]:
     return [(start, start + box.size_bytes) for box, start in image.places if box.name.startswith(prefix)]
 
 
+@pytest.mark.holds("memory-outlives-trainers", "flat-parts")
 @pytest.mark.soak
 def test_from_memory(stage: Stage) -> None:
     """Two copies of two parts on four ranks, all killed: three ranks find everything in memory, and read nothing."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from stage import Stage
 from warm import processes_with
 
 SCENES = Path(__file__).with_name("node_scenes.py")
 
 
+@pytest.mark.holds("secret-stays")
 def test_no_process_log_or_event_shows_the_secret(stage: Stage) -> None:
     """Two nodes that know it: it is in no agent's arguments or environment, in nothing that they or the trainers print,
     in no event, and in no file in shared memory."""

@@ -54,6 +54,7 @@ def _read(shards: Path, truth: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.holds("stock-readers")
 def test_stock_programs_open_a_committed_step(stage: Stage) -> None:
     """No lock-in: where Surefoot cannot be imported, stock PyTorch and safetensors find in two sharded ranks' files
     every tensor of the training of one plain process, the optimizer's too."""

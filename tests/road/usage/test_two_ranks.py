@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from stage import Stage
 
 
@@ -20,6 +21,7 @@ def shard_bytes(stage: Stage, step: int) -> list[int]:
     return sorted(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
+@pytest.mark.holds("values-collapse")
 def test_shared_once_and_local_for_each(stage: Stage) -> None:
     """Replicated tensors are uploaded once, by balanced owners; values of one name come back to their own rank."""
     stage.play("rank_local", ranks=2, total=3, values=True)
@@ -43,6 +45,7 @@ def test_shared_once_and_local_for_each(stage: Stage) -> None:
     assert lines[2][2] != lines[3][2]
 
 
+@pytest.mark.holds("replicas-once")
 def test_what_differs_although_it_should_not(stage: Stage) -> None:
     """A parameter that DDP claims equal and is not: kept for each rank, and named."""
     text = stage.play("rank_local", ranks=2, total=2, values=True, differ=True)
@@ -53,6 +56,7 @@ def test_what_differs_although_it_should_not(stage: Stage) -> None:
     assert [line for line in again if line[0] == "bias"] == before
 
 
+@pytest.mark.holds("replan-together")
 def test_a_structure_that_changes(stage: Stage) -> None:
     """Born late on one rank, grown on both, outgrown on one, and changed on one rank at the very eviction: every
     checkpoint is of one step on both ranks, and the eviction's is the newest finished step."""
@@ -73,6 +77,7 @@ def test_a_structure_that_changes(stage: Stage) -> None:
         assert json.loads(text) == json.loads(Path(f"{stage.run}-{rank}-{step}").read_text())
 
 
+@pytest.mark.holds("save-on-rank-0-only")
 def test_a_save_on_one_rank_only(stage: Stage) -> None:
     """In a save, and as two different totals: told to the caller, by name, within seconds."""
     for number, (at, deed) in enumerate(((3, "save"), (0, "total"))):
@@ -84,6 +89,7 @@ def test_a_save_on_one_rank_only(stage: Stage) -> None:
         stage.until_quiet()
 
 
+@pytest.mark.holds("one-notice", "one-told-others-hang")
 def test_a_notice_to_one_rank_stops_both_at_one_step(stage: Stage) -> None:
     """SIGTERM to rank 1 alone, twice, the second time with a save under way: the log is the undisturbed one."""
     stage.play("train", ranks=2, to=str(stage.place / "other"), total=30, log=str(stage.place / "straight"))
@@ -100,6 +106,7 @@ def test_a_notice_to_one_rank_stops_both_at_one_step(stage: Stage) -> None:
         assert Path(f"{log}{rank}").read_text() == (stage.place / f"straight{rank}").read_text()
 
 
+@pytest.mark.holds("save-on-rank-0-only")
 def test_opened_on_one_rank_only(stage: Stage) -> None:
     """The missing rank is named within the agent's patience, shortened here by a program that is the agent's."""
     impatient = stage.place / "impatient"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from stage import Stage
 from warm import until
 
@@ -40,6 +41,7 @@ def _rank(pid: int) -> str:
     return next(entry for entry in environment if entry.startswith(b"RANK=")).decode()
 
 
+@pytest.mark.holds("agent-ends-trainers")
 def test_the_agent_ends_the_others_with_torchrun_standing_still(stage: Stage) -> None:
     """Rank 0 hangs outside of any collective, rank 1 is killed, and torchrun is stopped: rank 0 is ended all the same.
     Then the supervisor is killed, and nothing of the launch is left."""
