@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # CPU development pins the torch release; the published requirement is a range.
 TORCH ?= torch==2.13.0
 
-.PHONY: install demo test lint bench campaign clean
+.PHONY: install demo lint check test soak campaign bench clean
 
 install: $(VENV)/.installed
 
@@ -23,18 +23,31 @@ lint: install
 	$(BIN)/ruff format --check src tests examples benchmarks docs/worked_example
 	$(BIN)/mypy src/surefoot benchmarks
 
-# Most tests compute on one core or wait for processes: two files at a time keep two cores busy.
-WORKERS ?= 2
+# Tests that start no trainers and wait for nothing.
+PURE := tests/core tests/data tests/finops tests/simulation tests/docs/test_held.py \
+	tests/test_board.py tests/test_home.py tests/test_imports.py tests/test_segment.py tests/test_wire.py
+# A file at a time and worker, in the order that tests/conftest.py gives: long ones first. Where real processes run, a
+# worker waits for almost half of its time: three keep two cores busy.
+WORKERS ?= 3
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some hundred tests stop and kill processes at moments that a busy machine may make them miss. What fails is tried once
-# more; if it passes then, its name and its traceback still end the output, for it is a fault to be looked for, of the
-# test or of the code. Where nothing depends on a moment nothing is tried again, nor after the fifth failure.
+# more; if it passes then, its name still ends the output, for it is a fault to be looked for, of the test or of the
+# code. Where nothing depends on a moment nothing is tried again, nor after the fifth failure.
 AGAIN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks \
 	--rerun-exclude-path tests/core --rerun-exclude-path tests/simulation
-# None takes three minutes. One that hangs is ended with the stack of each of its threads, and fails.
-BOUND := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+# A test that hangs is ended with the stack of each of its threads, and fails. None waits that long for its children.
+ENDS_IN = -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
+
+check: WORKERS = 2
+check: lint
+	$(BIN)/python -m pytest -q -m "not soak and not campaign" $(SPREAD) $(ENDS_IN)=60 $(PURE)
 
 test: lint
-	$(BIN)/python -m pytest -m "not campaign and not soak" -n $(WORKERS) --dist loadfile $(AGAIN) $(BOUND) tests
+	$(BIN)/python -m pytest -m "not soak and not campaign" $(SPREAD) $(AGAIN) $(ENDS_IN)=300 tests
+
+# The long forms of what `test` has in short.
+soak: install
+	$(BIN)/python -m pytest -m soak $(SPREAD) $(AGAIN) $(ENDS_IN)=1800 tests
 
 campaign: install
 	$(BIN)/python -m pytest -m campaign tests

@@ -32,7 +32,7 @@ _KEEPS_A_COPY = ("dcp.async_save/thread+shared", "memcpy", "surefoot")
 
 def _bench(*options: str) -> subprocess.CompletedProcess[str]:
     command = [_SUREFOOT, "bench", "save", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _state_bytes() -> int:
@@ -55,10 +55,7 @@ def _check(row: dict[str, Any]) -> None:
 @pytest.mark.holds("saves-slow-training")
 @pytest.mark.parametrize(
     "methods",
-    [
-        pytest.param(_KEEPS_A_COPY, marks=pytest.mark.soak),
-        pytest.param(METHODS, marks=pytest.mark.campaign),
-    ],
+    [pytest.param(_KEEPS_A_COPY, marks=pytest.mark.soak), pytest.param(METHODS, marks=pytest.mark.campaign)],
     ids=["three", "all"],
 )
 def test_every_method_is_measured(methods: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 SCRIPT = str(Path(__file__).with_name("small_training.py"))
 STEPS = 6
 """Steps of the run that finishes."""
-WITHIN_S = 180.0
+WITHIN_S = 120.0
 """Bound on every wait: far more than any of them needs."""
 
 

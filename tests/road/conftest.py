@@ -1,4 +1,4 @@
-"""The nursery is started once; machines are gone, processes and all, when their test is."""
+"""What forks processes is started once; machines are gone, processes and all, when their test is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "tiers"))
+sys.path += [str(Path(__file__).parents[1] / "tiers"), str(Path(__file__).parent / "usage")]
 
 from machines import Machine, MakeMachine, Nursery
+from warm import Warm
 
 pytest.register_assert_rewrite("evidence")
 
@@ -21,6 +22,14 @@ pytest.register_assert_rewrite("evidence")
 def nursery() -> Iterator[Nursery]:
     with Nursery() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Forks trainers."""
+    warm = Warm()
+    yield warm
+    warm.close()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def board() -> Iterator[str]:
         yield str(path)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_all_get_the_same_at_every_boundary(board: str, seed: int) -> None:
     """Thousands of boundaries at unlike paces: each rank gets what all of that boundary's vectors come to."""
     with MortalRanks(_RANKS, scenes.agreement_of_many, board, seed, _BOUNDARIES) as ranks:

@@ -280,7 +280,7 @@ def test_each_change_is_seen(deed: str, started: bool) -> None:
     assert _shown(world.flatten()) == _shown(world.flatten(Shortcut()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from(sorted(_DEEDS)), min_size=1, max_size=6))
 def test_changes_in_any_order_are_seen(deeds: list[str]) -> None:
     """Any few changes one after another, looked at after each."""

@@ -167,7 +167,8 @@ def test_tries_of_a_save_do_not_fill_the_disk_themselves(machine: MakeMachine, s
     for step in (3, 4):
         answers = place.save(step)
         assert [answer["ok"] for answer in answers] == [False, False]
-    assert len(list(run.glob("steps/0000000[34]-g0001/*.safetensors"))) == 1
+    # None, where both ranks reserved at once and neither found its room.
+    assert len(list(run.glob("steps/0000000[34]-g0001/*"))) <= 1
     (small_disk / "ballast").unlink()
     for step in (5, 6):
         place.saved(step)

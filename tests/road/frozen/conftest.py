@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 from lora import TOTAL, Lora
+from warm import Warm
 
 
 @pytest.fixture
-def lora(tmp_path: Path) -> Iterator[Lora]:
+def lora(warm: Warm, tmp_path: Path) -> Iterator[Lora]:
     with ExitStack() as stack:
-        job = Lora(tmp_path)
+        job = Lora(tmp_path, warm)
         stack.callback(job.close)
         yield job
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Lora:
+def undisturbed(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Lora:
     """A run from beginning to end."""
-    job = Lora(tmp_path_factory.mktemp("undisturbed"))
+    job = Lora(tmp_path_factory.mktemp("undisturbed"), warm)
     try:
         job.play(total=TOTAL)
     finally:

@@ -14,40 +14,45 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from warm import Job, Warm
+
 SCRIPT = Path(__file__).with_name("lora_job.py")
 TOTAL = 24
 """Steps of the run that nothing disturbs."""
-WITHIN_S = 180.0
+WITHIN_S = 120.0
 """Bound on every wait: far more than any of them needs."""
+
+Process = subprocess.Popen[bytes] | Job
 
 
 class Lora:
     """A run in a directory, with shared memory of its own."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, warm: Warm) -> None:
         self.place = place
         self.run = place / "run"
         self.memory = Path(tempfile.mkdtemp(prefix="sff-", dir="/dev/shm"))
         self.log = place / "log"
         self.script = SCRIPT
         self.within_s = WITHIN_S
+        self._warm = warm
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *launcher: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start the job; by plain python, or by what `launcher` says."""
+    def start(self, ranks: int = 1, **options: Any) -> Job:
+        """Start the job, forked from a process that has torch imported."""
+        args = [json.dumps({"to": str(self.run), "log": str(self.log), **options})]
+        env = {**os.environ, **self._env}
+        return self._warm.start(self.script, args, self.place / "output", env, ranks=ranks)
+
+    def launch(self, *launcher: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start the job by python and what `launcher` says."""
         options = {"to": str(self.run), "log": str(self.log), **options}
         if "to" in options and options["to"] is None:
             del options["to"]
-        env = {
-            **os.environ,
-            "SUREFOOT_SHM": str(self.memory),
-            "XDG_STATE_HOME": str(self.place / "state"),
-            "OMP_NUM_THREADS": "1",
-        }
         with (self.place / "output").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, *launcher, str(self.script), json.dumps(options)],
-                env=env,
+                env={**os.environ, **self._env},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -55,16 +60,16 @@ class Lora:
         self._processes.append(process)
         return process
 
-    def play(self, *launcher: str, code: int = 0, **options: Any) -> None:
+    def play(self, *, code: int = 0, ranks: int = 1, **options: Any) -> None:
         """Run the job to its end, which must be with `code`."""
-        ended = self.start(*launcher, **options).wait(WITHIN_S)
+        ended = self.start(ranks, **options).wait()
         assert ended == code, f"ended with {ended}, not {code}:\n{self.output}"
         self.until_quiet()
 
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
+    def kill(self, process: Process) -> None:
         """SIGKILL to a trainer; its agent sees it, and goes by itself."""
-        process.send_signal(signal.SIGKILL)
-        process.wait(WITHIN_S)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         self.until_quiet()
 
     def until_quiet(self) -> None:
@@ -109,7 +114,13 @@ class Lora:
         found = [json.loads(line) for line in lines]
         return sorted((event for event in found if event["event"] == kind), key=lambda event: event["t"])
 
+    @property
+    def _env(self) -> dict[str, str]:
+        state = str(self.place / "state")
+        return {"SUREFOOT_SHM": str(self.memory), "XDG_STATE_HOME": state, "OMP_NUM_THREADS": "1"}
+
     def close(self) -> None:
+        self._warm.kill_all()
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -122,7 +133,7 @@ class Lora:
         shutil.rmtree(self.memory)
 
     def _users(self) -> Iterator[int]:
-        """Processes that were started with this run's shared memory, alive."""
+        """Processes that were started with this run's shared memory, alive; not those that were forked."""
         wanted = f"SUREFOOT_SHM={self.memory}".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -49,12 +49,12 @@ def test_a_base_of_half_the_memory(lora: Lora) -> None:
         note(process)
         lora.kill(process)
 
-    until_saved(lora.start(total=100_000, **options), 0)
+    until_saved(lora.launch(total=100_000, **options), 0)
     first = lora.commits()[-1]
-    until_saved(lora.start(total=100_000, **options), first + 1)
+    until_saved(lora.launch(total=100_000, **options), first + 1)
     assert lora.events("frozen_loaded") == []
     second = lora.commits()[-1]
-    until_saved(lora.start(total=100_000, seed=1, **options), second + 1)
+    until_saved(lora.launch(total=100_000, seed=1, **options), second + 1)
     print(json.dumps({"peaks_mib": peaks, "events": [lora.events(f"frozen_{k}") for k in ("saved", "loaded")]}))
     assert [event["bytes"] for event in lora.events("frozen_loaded")] == [lora.frozen()[0].stat().st_size]
     assert len(lora.events("frozen_saved")) == 1

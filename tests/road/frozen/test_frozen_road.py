@@ -176,15 +176,14 @@ def test_what_only_looks_frozen_is_saved_with_every_step(lora: Lora, silent: boo
 
 def test_two_ranks_save_the_base_once(lora: Lora) -> None:
     """Under DDP each rank writes its half; a restart with another base loads it on both ranks."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    lora.play(*torchrun, total=8, ddp=True)
+    lora.play(ranks=2, total=8, ddp=True)
     files = [load_file(file) for file in lora.frozen()]
     assert len(files) == 2
     assert not files[0].keys() & files[1].keys()
     sizes = [sum(tensor.nbytes for tensor in file.values()) for file in files]
     assert sum(sizes) == 64 * MIB + 64 * 1024 * 2
     assert max(sizes) - min(sizes) <= 4 * MIB
-    lora.play(*torchrun, total=10, ddp=True, seed=5)
+    lora.play(ranks=2, total=10, ddp=True, seed=5)
     (loaded,) = lora.events("frozen_loaded")
     assert loaded["bytes"] == sum(file.stat().st_size for file in lora.frozen())
     assert {start["base"] for start in lora.starts()} == {lora.starts()[0]["base"]}
@@ -195,8 +194,8 @@ def test_two_ranks_save_the_base_once(lora: Lora) -> None:
 def test_a_killed_worker_resumes_from_memory_with_the_saved_base(lora: Lora, undisturbed: Lora) -> None:
     """A trainer that is started again and makes another base: the step comes from memory, the base from the run."""
     supervised = ("-m", "surefoot.cli.main", "run", "--to", str(lora.run), "--max-restarts", "3")
-    process = lora.start(*supervised, to=None, total=TOTAL, by_restart=5, held_at=12)
-    lora.until(lambda: lora.frozen() and any(step > 3 for step in lora.commits()), "a checkpoint")
+    process = lora.launch(*supervised, to=None, total=TOTAL, by_restart=5, held_at=12)
+    lora.until(lambda: 12 in lora.commits(), "the checkpoint")
     os.kill(lora.starts()[0]["pid"], signal.SIGKILL)
     assert process.wait(lora.within_s) == 0, lora.output
     lora.until_quiet()
@@ -258,7 +257,7 @@ def test_a_bucket_has_the_base_too(lora: Lora, s3_env: S3Server, undisturbed: Lo
     _resumed_like(lora, undisturbed, 12)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.soak), 5])
 def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
     """Committed without its base, which is said: resumed by a script that makes the same one, refused by another."""
     surefoot = (
@@ -272,7 +271,7 @@ def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
         "--grace-s",
         "8",
     )
-    process = lora.start(*surefoot, to=None, total=100_000)
+    process = lora.launch(*surefoot, to=None, total=100_000)
     lora.until(lambda: lora.events("frozen_saving"), "the beginning of the upload")
     process.terminate()
     assert process.wait(60) == 75, lora.output

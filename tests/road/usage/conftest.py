@@ -14,13 +14,6 @@ from stage import Stage
 from warm import Warm, processes_with, until
 
 
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    warm = Warm()
-    yield warm
-    warm.close()
-
-
 @pytest.fixture
 def stage(warm: Warm, tmp_path: Path) -> Iterator[Stage]:
     memory = Path(tempfile.mkdtemp(prefix="sft-", dir="/dev/shm"))

@@ -89,7 +89,8 @@ def train(
     to: str | None, total: int, log: str, deeds: dict[str, str] | None = None, workers: int = 0, grace_s: float = 30.0
 ) -> None:
     """Dropout, augmentation, a schedule; one line a step, written by the step's own body."""
-    atexit.register(lambda: print("ends, garbage spared:", gc.get_freeze_count() > 0, flush=True))
+    frozen = gc.get_freeze_count()
+    atexit.register(lambda: print("ends, garbage spared:", gc.get_freeze_count() > frozen, flush=True))
     torch.manual_seed(1)
     random.seed(2)
     if WORLD > 1:

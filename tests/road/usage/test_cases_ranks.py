@@ -25,11 +25,11 @@ def newest(stage: Stage) -> int:
 
 
 @pytest.mark.holds("rank-without-tensors")
-@pytest.mark.parametrize("elements", [False, True])
+@pytest.mark.parametrize("elements", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_ranks_without_a_byte(stage: Stage, elements: bool) -> None:
-    """Only rank 0 has anything, the others no object or a tensor without elements: 2, 1, 3 and 2 ranks, in turn."""
+    """Only rank 0 has anything, the others no object or a tensor without elements: 2, 1 and 3 ranks, in turn."""
     total = 0
-    for ranks in (2, 1, 3, 2):
+    for ranks in (2, 1, 3):
         total += 2
         text = stage.play("empty_ranks", scenes=SCENES, ranks=ranks, total=total, elements=elements)
         begun = said(text, "begins")
@@ -149,6 +149,7 @@ def test_whoever_of_three_is_told_all_stop_at_one_step(stage: Stage) -> None:
 
 
 @pytest.mark.holds("slow-save-times-out")
+@pytest.mark.soak
 def test_a_slow_place_times_out_no_collective(stage: Stage) -> None:
     """Each save takes longer than the training's collectives may: training goes on meanwhile, and who waits for the
     last one waits for the agent, not for the other rank."""

@@ -48,12 +48,13 @@ def test_locks_that_other_threads_hold_stop_nobody(stage: Stage) -> None:
 
 
 @pytest.mark.holds("resumed-twice", "handler-saves-mid-update", "eviction-between-micro-batches")
-def test_an_eviction_at_any_place_of_a_step(stage: Stage) -> None:
+@pytest.mark.parametrize("places", [PLACES[1::2], pytest.param(PLACES, marks=pytest.mark.soak)], ids=len)
+def test_an_eviction_at_any_place_of_a_step(stage: Stage, places: tuple[str, ...]) -> None:
     """Between micro-batches, with one parameter changed and the others not, under a logger's lock, in an evaluation:
-    the step is finished first. Resumed six times, the compiled model's run is the straight one, line by line."""
+    the step is finished first. Resumed each time, the compiled model's run is the straight one, line by line."""
     total, log, straight = 20, stage.place / "log", stage.place / "straight"
     stage.play("accumulates", scenes=SCENES, to=str(stage.place / "other"), total=total, log=str(straight))
-    for number, place in enumerate(PLACES):
+    for number, place in enumerate(places):
         at = 2 + 3 * number
         stage.play("accumulates", scenes=SCENES, code=75, total=total, log=str(log), at=[at, place])
         stage.until_quiet()
@@ -64,7 +65,7 @@ def test_an_eviction_at_any_place_of_a_step(stage: Stage) -> None:
 
 
 @pytest.mark.holds("averaged-weights-saved")
-@pytest.mark.parametrize("how", ["copy_", "data.copy_", "data ="])
+@pytest.mark.parametrize("how", ["copy_", pytest.param("data.copy_", marks=pytest.mark.soak), "data ="])
 def test_weights_that_stand_in_for_a_while_are_never_saved_as_the_model(stage: Stage, how: str) -> None:
     """A notice in an evaluation with averaged weights in the model: what is made safe is some finished step's own."""
     log = stage.place / "log"

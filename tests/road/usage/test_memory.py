@@ -17,9 +17,9 @@ def said(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("[")]
 
 
-@pytest.mark.parametrize("total", [200])
+@pytest.mark.parametrize("total", [120, pytest.param(400, marks=pytest.mark.soak)])
 def test_memory_is_flat(stage: Stage, total: int) -> None:
-    """Over 200 saves neither trainer nor agent nor shared memory grows, and no descriptor is left open."""
+    """Over many saves neither trainer nor agent nor shared memory grows, and no descriptor is left open."""
     lines = said(stage.play("many_saves", total=total))
     first, last = lines[1], lines[-1]
     assert len({line[3] for line in lines}) == 1
@@ -29,10 +29,11 @@ def test_memory_is_flat(stage: Stage, total: int) -> None:
     assert first[4] in [line[4] for line in lines[-4:]], lines
 
 
-def test_ten_thousand_tensors(stage: Stage) -> None:
-    """With 1024 descriptors allowed: saved and resumed, every bit."""
-    before = said(stage.play("many_tensors", count=5_000, steps=3))
-    after = said(stage.play("many_tensors", count=5_000, steps=1))
+@pytest.mark.parametrize("count", [1_000, pytest.param(5_000, marks=pytest.mark.soak)])
+def test_ten_thousand_tensors(stage: Stage, count: int) -> None:
+    """Each parameter has two. With 1024 descriptors allowed: saved and resumed, every bit."""
+    before = said(stage.play("many_tensors", count=count, steps=3))
+    after = said(stage.play("many_tensors", count=count, steps=1))
     assert before[-1][1] == after[0][1] == 3
     assert after[0] == before[-1]
     assert after[-1][2] != after[0][2]

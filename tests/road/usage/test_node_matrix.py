@@ -286,9 +286,9 @@ def _assert_goes_on(train: Train, told: Told, world: World, undisturbed: Truth) 
 
 
 def _cells(short: set[tuple[str, str, str]], tiers: Sequence[str]) -> list[Any]:
-    """A few are played always, the others by the campaign."""
+    """A few are played always, the others by `make soak`."""
     cells = [(kind, tier, size) for kind in SAVED for tier in tiers for size in RESTORED]
-    return [pytest.param(*cell, marks=() if cell in short else pytest.mark.campaign) for cell in cells]
+    return [pytest.param(*cell, marks=() if cell in short else pytest.mark.soak) for cell in cells]
 
 
 @pytest.mark.holds("memory-of-others-lost")
@@ -319,7 +319,7 @@ def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind
 
 
 @pytest.mark.holds("memory-of-others-lost")
-@pytest.mark.campaign
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("saved", "restored"),
     [
@@ -360,7 +360,7 @@ def test_restored_from_drives_of_the_nodes_own(stage: Stage, truth: Get, kind: s
 
 
 @pytest.mark.holds("no-shared-files")
-@pytest.mark.campaign
+@pytest.mark.soak
 @pytest.mark.parametrize("drives", [False, True], ids=["memory", "drives"])
 @pytest.mark.parametrize("kind", list(SAVED))
 def test_machines_come_in_another_order(stage: Stage, truth: Get, kind: str, drives: bool) -> None:
@@ -381,7 +381,7 @@ def test_machines_come_in_another_order(stage: Stage, truth: Get, kind: str, dri
 
 @pytest.mark.holds("ranks-load-different-steps")
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "hsdp" else pytest.mark.campaign) for kind in SAVED]
+    "kind", [pytest.param(kind, marks=() if kind == "hsdp" else pytest.mark.soak) for kind in SAVED]
 )
 def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
     """With its memory: the one that is left goes on alone from the newest step, if it has all of it twice, and else
@@ -398,8 +398,8 @@ def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
 
 
 @pytest.mark.holds("two-machines-hold-it")
-@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("left", [0, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("hsdp", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("left", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_new_machine_in_the_place_of_a_lost_one(stage: Stage, truth: Get, kind: str, left: int) -> None:
     """Nothing but its empty place comes again: its ranks go on from the newest step, with every bit that they had,
     their own random states among them."""
@@ -429,7 +429,7 @@ def test_a_second_copy_that_is_damaged(stage: Stage) -> None:
 
 
 @pytest.mark.holds("ranks-disagree-on-files")
-@pytest.mark.campaign
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("durable", [False, True], ids=["only-in-memory", "durable-too"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -46,7 +46,7 @@ def _truth(stage: Stage, truths: dict[str, list[object]], kind: str, total: int)
 
 
 @pytest.mark.holds("one-told-others-hang")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_notice_on_one_node_saves_all(stage: Stage, truths: dict[str, list[object]], kind: str) -> None:
     """The second node is evicted: both stop after the same step, it is committed whole, both leave with the reserved
     code, and the run goes on to the bits of an undisturbed one."""
@@ -64,7 +64,7 @@ def test_a_notice_on_one_node_saves_all(stage: Stage, truths: dict[str, list[obj
 
 
 @pytest.mark.holds("lost-agreement-is-silent", "machine-disappears")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object]], kind: str) -> None:
     """A node is killed with its agent: the other one's trainers are ended, not left in a collective; what was committed
     is taken up by one node alone, and later by two again, with equal values."""
@@ -115,7 +115,7 @@ def _kill_agent_at_work(memory: Path) -> None:
         os.kill(pid, signal.SIGCONT)
         return False
 
-    until(held, "a save", 240.0)
+    until(held, "a save")
     os.kill(pid, signal.SIGKILL)
 
 
@@ -132,9 +132,9 @@ def test_an_agent_that_is_slow_to_come_back(stage: Stage, truths: dict[str, list
     )
     until(lambda: bool(_steps(stage, newest=True)), "a commit")
     _kill_agent_at_work(stage.memory / "node0")
-    until(lambda: "agent restarted" in first.output, "an agent in its place", 240.0)
+    until(lambda: "agent restarted" in first.output, "an agent in its place")
     before = max(_steps(stage, newest=True))
-    until(lambda: max(_steps(stage, newest=True)) > before + 1, "later commits", 240.0)
+    until(lambda: max(_steps(stage, newest=True)) > before + 1, "later commits")
     os.kill(first.children()[0], signal.SIGTERM)
     assert [job.wait() for job in (first, second)] == [75, 75], first.output + second.output
     stage.until_quiet()
@@ -152,6 +152,7 @@ def _steps(stage: Stage, *, newest: bool) -> set[int]:
 
 
 @pytest.mark.holds("late-staging", "handler-never-runs")
+@pytest.mark.soak
 def test_a_step_that_was_not_due_with_a_rank_stuck(stage: Stage, truths: dict[str, list[object]]) -> None:
     """One node's rank stands still outside of any collective, the other's waits for it in one, and no step was due to
     be copied for long: at a notice the newest finished step is taken on both, and committed whole."""
@@ -173,10 +174,10 @@ def test_two_supervised_machines(stage: Stage) -> None:
     in their memory; a SIGTERM to one of them is saved by both, and both say with their exit code that they are to be
     started again."""
     with _machines(stage, _command(stage), range(2)) as machines:
-        until(lambda: all(machine.begun() for machine in machines), "the first start", 240.0)
+        until(lambda: all(machine.begun() for machine in machines), "the first start")
         until(lambda: bool(_steps(stage, newest=True)), "a commit")
         os.kill(machines[1].trainer(), signal.SIGKILL)
-        until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start", 240.0)
+        until(lambda: all(len(machine.begun()) == 2 for machine in machines), "the second start")
         steps = {line[2] for machine in machines for line in machine.begun()[1:]}
         assert len(steps - {0}) == len(steps) == 1
         resumed: list[dict[str, Any]] = []
@@ -197,18 +198,19 @@ def test_two_supervised_machines(stage: Stage) -> None:
     assert committed[-1]["step"] > max(steps)
 
 
+@pytest.mark.soak
 def test_two_jobs_of_two_machines_each(stage: Stage) -> None:
     """The second one takes the run over. The first, whose next save is an hour away, hears of it when a trainer of it
     dies: it does not start again, and says so with its exit code on both machines; the second one trains on."""
     rare = ("--interval-s", "3600")
     with _machines(stage, _command(stage, *rare), range(2)) as older:
-        until(lambda: all(machine.begun() for machine in older), "the first job's start", 240.0)
+        until(lambda: all(machine.begun() for machine in older), "the first job's start")
         until(lambda: bool(_steps(stage, newest=True)), "a commit")
         with _machines(stage, _command(stage, *rare), range(2, 4)) as newer:
-            until(lambda: all(machine.begun() for machine in newer), "the second job's start", 240.0)
+            until(lambda: all(machine.begun() for machine in newer), "the second job's start")
             os.kill(older[1].trainer(), signal.SIGKILL)
             for machine in older:
-                assert machine.process.wait(240) == SUPERSEDED, machine.output
+                assert machine.process.wait(120) == SUPERSEDED, machine.output
             assert [len(machine.begun()) for machine in older + newer] == [1, 1, 1, 1]
             newer[0].process.terminate()
             for machine in newer:

@@ -107,6 +107,7 @@ def tensors(image: Image, prefix: str) -> list[Range]:
 
 
 @pytest.mark.holds("memory-outlives-trainers", "flat-parts")
+@pytest.mark.soak
 def test_from_memory(stage: Stage) -> None:
     """Two copies of two parts on four ranks, all killed: three ranks find everything in memory, and read nothing."""
     job = Job(stage)
@@ -174,6 +175,7 @@ def test_from_disk_and_past_what_is_damaged(stage: Stage) -> None:
     assert "do not match the sum of their block" in bad["why"]
 
 
+@pytest.mark.soak
 def test_from_a_bucket(stage: Stage, s3_server: S3Server) -> None:
     """What two replicas saved: into three shards, and from there into one plain process."""
     prefix = f"run-{uuid.uuid4().hex[:8]}"

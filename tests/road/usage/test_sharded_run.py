@@ -22,6 +22,7 @@ def _play(stage: Stage, code: int = 0, ranks: int = 2, scene: str = "train", **o
     return sorted(line for line in job.output.splitlines() if line.startswith("["))
 
 
+@pytest.mark.soak
 def test_a_sharded_run_goes_on_to_the_same_bits(stage: Stage) -> None:
     """Evicted after the third step and resumed: every rank ends with the bits of the run that nobody disturbed."""
     straight = _play(stage, to=str(stage.place / "other"), total=6)

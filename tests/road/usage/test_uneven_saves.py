@@ -21,7 +21,7 @@ def _last_line(output: str) -> list[Any]:
     return json.loads([line for line in output.splitlines() if line.startswith('["')][-1])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["save", "last step"])
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["save", "last step"])
 def test_a_late_rank_is_waited_for_and_named(stage: Stage, *, last: bool) -> None:
     """One rank takes its time before a save that all call, or before the last step: both machines' ranks wait;
     each machine says once who is missing, by rank and machine,
@@ -49,7 +49,7 @@ def _nodes(stage: Stage) -> set[str]:
     return {path.stem for path in stage.run.glob("agents/*/*.json")}
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_save_on_one_machine_only_is_an_error(stage: Stage, at: int) -> None:
     """All ranks of one machine call save(), none of the other: those that wait are told so by rank and machine, also
     at the first step, for which there is no plan yet; no other rank finishes as if all were well."""

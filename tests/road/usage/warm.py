@@ -8,6 +8,7 @@ one, since the agent takes a trainer's parent for its launch.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -23,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-WITHIN_S = 180.0
+WITHIN_S = 120.0
 """Generous bound on everything that is waited for."""
 _SAY_WHERE = signal.SIGUSR2
 """A trainer prints the stack of each of its threads at this signal."""
@@ -147,6 +148,8 @@ class Warm:
         }
         self._write(request)
         pid = self._read_answer()["pid"]
+        # Numbers of processes come again.
+        self._codes.pop(pid, None)
         self._pids.add(pid)
         return Job(pid, output, self._poll)
 
@@ -226,6 +229,9 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     import_module("torch._dynamo")
     assert threading.active_count() == 1, "a process with threads must not fork"
     del torch, surefoot
+    # What is imported here is not garbage: looking for some in it would take most of its children's time.
+    gc.collect()
+    gc.freeze()
     stream = connection.makefile("rw")
     running: set[int] = set()
 
