@@ -62,6 +62,8 @@ def net(kind: str) -> nn.Module:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         return _shard(model, mesh["dp"])
+    if kind == "narrow":
+        model.to(torch.bfloat16)
     if kind == "replicated":
         return _shard(model, init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "parts")))
     return _shard(model, None, keep_whole=kind == "unsharded")
@@ -74,11 +76,24 @@ def _shard(model: nn.Module, mesh: DeviceMesh | None, *, keep_whole: bool = Fals
     return model
 
 
+class Wider(torch.optim.Optimizer):
+    """Keeps an average of the gradients in float32, whatever type the parameters have."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                average = self.state[parameter].setdefault("average", torch.zeros_like(parameter, dtype=torch.float32))
+                average.lerp_(parameter.grad.float(), 0.3)
+                parameter.sub_((average * group["lr"]).to(parameter.dtype))
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
     "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, amsgrad=True),
     "loop": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+    "wider": lambda model: Wider(model.parameters(), {"lr": 0.1}),
 }
 
 
@@ -140,6 +155,7 @@ def there_and_back(kind: str, optimizer_kind: str, directory: str) -> dict[str, 
         "straight": straight,
         "resumed": local_bits(model, optimizer),
         "items": [(i.leaf, i.rank, i.spread, i.box.name, i.box.offset, i.box.shape) for i in plan.items],
+        "types": [(i.leaf, i.box.dtype, i.spread) for i in plan.items],
         "bytes": [sum(i.box.size_bytes for i in plan.items if i.rank == rank) for rank in range(plan.world_size)],
         "mismatched": plan.mismatched,
     }

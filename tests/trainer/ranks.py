@@ -107,7 +107,7 @@ class Place:
             images[rank] = map_image(rank, fd, 0, self._path(rank).stat().st_size)
         rank = dist.get_rank()
         of_rank = rank if rank < plan.world_size else 0
-        registry.load_state(plan, self.values, of_rank, images, dist.get_world_size())
+        registry.load_state(registry.fit(plan, of_rank, dist.get_world_size()), self.values, images)
 
     def _path(self, rank: int) -> Path:
         return self._directory / f"rank-{rank:05d}-a3f2.safetensors"

@@ -20,14 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefoot.core.image import Box
 from surefoot.core.plan import Item, Plan, make_plan
-from surefoot.core.ranges import Range, Region, merged, region_ranges
+from surefoot.core.ranges import Range, merged, region_ranges
 from surefoot.errors import CorruptError
-from surefoot.trainer.fitting import Target
+from surefoot.trainer.fit import Fit, SavedTensor, Target
 from surefoot.trainer.registry import Registry
 from surefoot.trainer.report import report_of
-from surefoot.trainer.reshard import Planner
+from surefoot.trainer.reshard import planned
 from surefoot.trainer.restore import map_image
-from surefoot.trainer.saved import SavedTensor
 
 _numbers = count()
 PAGE = 4096
@@ -102,8 +101,8 @@ def load(layout: str, directory: str, body: Any, values: list[Any], *, born: boo
     registry = registered(model=model, optimizer=optimizer)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     of_rank = rank if rank < plan.world_size else 0
-    seen = registry.survey(plan, of_rank, world_size)
-    asked = load_only(registry, plan, of_rank, values, seen.regions(), Path(directory))
+    found = registry.fit(plan, of_rank, world_size)
+    asked = load_only(registry, found, values, Path(directory))
     loaded = full(model, optimizer)
     wrong = differing(loaded, load_file(f"{directory}/truth"))
     scenes.train(model, optimizer, range(3, 4), alike=True)
@@ -113,20 +112,19 @@ def load(layout: str, directory: str, body: Any, values: list[Any], *, born: boo
         "wrong": wrong,
         "far": far,
         "asked": asked,
-        "as_saved": seen.as_saved,
+        "as_saved": found.as_saved,
         "tensors": len(loaded),
         "kinds": kinds,
     }
 
 
-def load_only(
-    registry: Registry, plan: Plan, of_rank: int, values: list[Any], regions: Sequence[Any], directory: Path
-) -> int:
-    """Load from nothing but these regions. Returns how many bytes they are."""
+def load_only(registry: Registry, found: Fit, values: list[Any], directory: Path) -> int:
+    """Load from nothing but the regions that are asked for. Returns how many bytes they are."""
+    plan = found.plan
     exact: dict[int, list[Range]] = {rank: [] for rank in range(plan.world_size)}
     joined: dict[int, list[Range]] = {rank: [] for rank in range(plan.world_size)}
-    for one in regions:
-        item, region = plan.items[one["item"]], Region(tuple(one["offset"]), tuple(one["lengths"]))
+    for number, region in found.regions():
+        item = plan.items[number]
         starts = {box.name: start for box, start in plan.image(item.rank).places}
         exact[item.rank] += region_ranges(item.box, starts[item.box.name], region)
         joined[item.rank] += region_ranges(item.box, starts[item.box.name], region, PAGE)
@@ -139,7 +137,7 @@ def load_only(
         fd = os.memfd_create("spoilt")
         os.write(fd, spoilt)
         images[rank] = map_image(rank, fd, 0, len(data), merged(joined[rank]))
-    registry.load_state(plan, values, of_rank, images, dist.get_world_size())
+    registry.load_state(found, values, images)
     return sum(stop - start for ranges in exact.values() for start, stop in merged(ranges))
 
 
@@ -201,7 +199,8 @@ def with_holes() -> list[str]:
         os.truncate(fd, image.size_bytes)
         images = {0: map_image(0, fd, 0, image.size_bytes, ranges)}
         try:
-            registered(x=x).load_state(plan, flat.values, 0, images, 1)
+            registry = registered(x=x)
+            registry.load_state(registry.fit(plan, 0, 1), flat.values, images)
             said.append("nothing")
         except CorruptError as error:
             said.append(str(error))
@@ -213,7 +212,7 @@ def planned_with_a_hole() -> str:
     items = tuple(Item(Box("t", "float32", (2, 3), (row, 0), (7, 3)), 0, "sharded", "t") for row in (0, 2, 5))
     saved = SavedTensor("t", "float32", (7, 3), items, (0, 1, 2), sharded=True, same_ranks=True)
     try:
-        Planner([Target(saved, (1, 0), (5, 3), None)]).reads()
+        planned([Target(saved, (1, 0), (5, 3), None)])
     except CorruptError as error:
         return str(error)
     return "nothing"

@@ -14,6 +14,7 @@ import torch
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.segment import Segment, create_segment
 from surefoot.trainer.copying import copy_groups
+from surefoot.trainer.fit import fit
 from surefoot.trainer.flatten import Flat, Flattener, dtype_name
 from surefoot.trainer.objects import Kept, KeptModule, keep
 from surefoot.trainer.restore import load, map_image
@@ -37,7 +38,8 @@ class Staged:
         """Restore into registered objects; answers what is only here and what is only in the checkpoint."""
         geometry = self.segment.geometry
         mapped = map_image(0, os.dup(self.segment.fd), geometry.image_offset(self.slot), geometry.image_bytes)
-        return load(kept, self.plan, 0, {0: mapped}, self.flat.values)
+        found = fit({name: one.outline() for name, one in kept.items()}, self.plan, 0, 1)
+        return load(kept, found, {0: mapped}, self.flat.values)
 
 
 def register(objects: Mapping[str, Any], state: dict[str, Any] | None = None) -> dict[str, Kept]:

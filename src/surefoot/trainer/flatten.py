@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +31,7 @@ from surefoot.core.plan import Spread
 from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
 from surefoot.trainer.numpy_values import EXTRAS
-from surefoot.trainer.saved import SavedTensor
-from surefoot.trainer.sharded import Blocks, Place, place_of
+from surefoot.trainer.sharded import Place, place_of
 from surefoot.trainer.wrapped import Wrapped, is_wrapped, parts_of
 
 Node = dict[str, Any]
@@ -296,19 +295,18 @@ def join(nodes: Mapping[str, str]) -> str:
     return f'{{"$dict":[{pairs}],"type":"dict"}}'
 
 
-def unflatten(
-    structure: str, tensors: Mapping[str, torch.Tensor | Blocks | SavedTensor], values: Sequence[Any]
-) -> dict[str, Any]:
-    """The trees back, with `tensors` in their places and values decoded anew.
+TensorOf = Callable[[str, Sequence[int] | None], Any]
+"""Given a tensor's name and, of a block of a sharded one, the whole tensor's shape: what stands for it."""
 
-    A sharded tensor is `Blocks` there, and a wrapped one `Wrapped`: the tensors that they are loaded into decide what
-    becomes of them. In the place of any may stand what a checkpoint has of it.
+
+def unflatten(structure: str, tensor_of: TensorOf, values: Sequence[Any]) -> dict[str, Any]:
+    """The trees back, with values decoded anew, and `Wrapped` in the place of each wrapped tensor.
 
     Raises:
         CorruptError: structure and values do not fit.
     """
     try:
-        tree = _build(json.loads(structure), tensors, values)
+        tree = _build(json.loads(structure), tensor_of, values)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CorruptError(f"a checkpoint's structure does not fit its values: {error!r}") from error
     assert isinstance(tree, dict)
@@ -361,22 +359,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _build(node: Node, tensors: Mapping[str, torch.Tensor | Blocks | SavedTensor], values: Sequence[Any]) -> Any:
+def _build(node: Node, tensor_of: TensorOf, values: Sequence[Any]) -> Any:
     if "$tensor" in node:
-        found = tensors[node["$tensor"]]
-        if "whole" in node and isinstance(found, torch.Tensor):
-            return Blocks.kept_apart(tuple(node["whole"]), found)
-        if "whole" in node and isinstance(found, SavedTensor):
-            return found.kept_apart(node["whole"])
-        return found
+        return tensor_of(node["$tensor"], node.get("whole"))
     if "$wrapped" in node:
         module, qualname = node["$wrapped"]
-        inner = {name: _build(child, tensors, values) for name, child in node["inner"]}
+        inner = {name: _build(child, tensor_of, values) for name, child in node["inner"]}
         context = values[node["context"]["$value"]]
         return Wrapped(module, qualname, tuple(node["shape"]), tuple(node["stride"]), inner, context)
     if "$value" in node:
         return decode(values[node["$value"]], extras=EXTRAS)
     if "$dict" in node:
-        pairs = ((decode(key, extras=EXTRAS), _build(child, tensors, values)) for key, child in node["$dict"])
+        pairs = ((decode(key, extras=EXTRAS), _build(child, tensor_of, values)) for key, child in node["$dict"])
         return _DICTS[node["type"]](pairs)
-    return _LISTS[node["type"]](_build(child, tensors, values) for child in node["$list"])
+    return _LISTS[node["type"]](_build(child, tensor_of, values) for child in node["$list"])

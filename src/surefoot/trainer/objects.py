@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from surefoot.errors import ConfigError, UnsupportedStateError
 from surefoot.trainer import rng
-from surefoot.trainer.fitting import Like
+from surefoot.trainer.fit import Like
 from surefoot.trainer.proofs import ModuleProof, OptimizerProof, Proof, ProofOfAll, TensorProof
-from surefoot.trainer.settling import needs_settling, settle
 from surefoot.trainer.sharded import local_of
 from surefoot.trainer.tensors import copy_all
 
@@ -36,7 +35,8 @@ class Kept(Protocol):
         """Its state as nested containers of tensors and plain values; tensors alias the live ones."""
 
     def load(self, tree: Any) -> None:
-        """Put such a state back. Tensors in `tree` are read-only views: they are copied, never kept."""
+        """Put such a state back. Tensors in `tree` are read-only views, which are copied and never kept, or the live
+        ones: those hold what was saved already."""
 
     def proof(self) -> Proof | None:
         """A proof of its state as it is now; None where it must be walked each time."""
@@ -88,7 +88,6 @@ class KeptModule:
         live = self.module.state_dict(keep_vars=True)
         keys = {canonical(self.module, key): key for key in live}
         _same_keys(self._name, set(tree), set(keys))
-        tree = {key: settle(f"{self._name}.{key}", value, live[keys[key]]) for key, value in tree.items()}
         for key, value in tree.items():
             _same_type(f"{self._name}.{key}", value, live[keys[key]])
         # An extra state goes to code of the user's, which may well keep it.
@@ -158,8 +157,7 @@ class KeptOptimizer:
         ]
         if [group["params"] for group in groups] != self._live_groups():
             raise ConfigError(f"{self._name}: its parameter groups are not those of the checkpoint")
-        settled = self._settled(tree["state"], names)
-        state = {numbers.get(key, key): _cloned(value) for key, value in settled.items()}
+        state = {numbers.get(key, key): _cloned(value) for key, value in tree["state"].items()}
         self._optimizer.load_state_dict({**tree, "state": state, "param_groups": _cloned(groups)})
         self._undo_casts(state)
 
@@ -174,17 +172,6 @@ class KeptOptimizer:
         state = tree["state"]
         named = zip(self._parameter_names(), parameters, strict=True)
         return {**tree, "state": {**state, **{name: Like(one, state.get(name, {})) for name, one in named}}}
-
-    def _settled(self, saved: Mapping[Any, Any], names: list[str]) -> dict[Any, Any]:
-        """The state, each sharded tensor in it as it is here, or like its parameter if the optimizer is fresh."""
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        of_name = dict(zip(names, parameters, strict=True))
-        settled = {}
-        for name, values in saved.items():
-            parameter = of_name.get(name)
-            live = None if parameter is None else self._optimizer.state.get(parameter)
-            settled[name] = settle(f"{self._name}.state.{name}", values, live, parameter)
-        return settled
 
     def _undo_casts(self, saved: Mapping[Any, Any]) -> None:
         """torch's own load casts floating-point state to its parameter's type, which loses bits where they differ."""
@@ -284,8 +271,6 @@ class KeptStateful(_Unproven):
         return self._owner.state_dict()
 
     def load(self, tree: Any) -> None:
-        if needs_settling(tree):
-            tree = settle(self._name, tree, self._owner.state_dict())
         self._owner.load_state_dict(_cloned(tree))
 
 
@@ -301,7 +286,6 @@ class KeptTensor:
         return self._tensor.detach()
 
     def load(self, tree: Any) -> None:
-        tree = settle(self._name, tree, self._tensor)
         if tree is self._tensor:
             return
         if tree.shape != self._tensor.shape or tree.dtype != self._tensor.dtype:
@@ -346,7 +330,7 @@ class KeptValue(_Unproven):
 
     def load(self, tree: Any) -> None:
         old = self._state[self._name]
-        self._state[self._name] = _refill(old, _cloned(settle(self._name, tree, old)))
+        self._state[self._name] = _refill(old, _cloned(tree))
 
 
 class KeptEntry(_Unproven):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from surefoot.core.plan import Plan
 from surefoot.trainer import rng
 from surefoot.trainer.data import Position, shield
+from surefoot.trainer.fit import Fit, fit
 from surefoot.trainer.flatten import Flat, NamedTensor, uncollected
 from surefoot.trainer.frozen import Frozen
 from surefoot.trainer.frozen_leaves import Resting
@@ -21,7 +22,6 @@ from surefoot.trainer.loader_state import keeper_of
 from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep, optimizers_in
 from surefoot.trainer.restore import MappedImage, load
 from surefoot.trainer.shortcut import Replicated, Shortcut
-from surefoot.trainer.survey import Survey, survey
 from surefoot.trainer.tensors import digest
 from surefoot.wire import Body
 
@@ -107,26 +107,18 @@ class Registry:
         found = [part for value in [*self._objects.values(), *self._state.values()] for part in optimizers_in(value)]
         return list({id(optimizer): optimizer for optimizer in found}.values())
 
-    def survey(self, plan: Plan, of_rank: int, world_size: int) -> Survey:
+    def fit(self, plan: Plan, of_rank: int, world_size: int) -> Fit:
         """What of a checkpoint goes where.
 
         Raises:
             ConfigError: something here needs what the checkpoint does not have; the message names its path.
         """
         with self._one_naming():
-            return survey(self._kept, plan, of_rank, world_size)
+            return fit({name: kept.outline() for name, kept in self._kept.items()}, plan, of_rank, world_size)
 
-    def load(
-        self,
-        plan: Plan,
-        record: Mapping[str, Any],
-        of_rank: int,
-        images: Mapping[int, MappedImage],
-        rank: int,
-        world_size: int,
-    ) -> None:
+    def load(self, found: Fit, record: Mapping[str, Any], images: Mapping[int, MappedImage], rank: int) -> None:
         """Put a checkpoint back: objects, then positions, and the random states last."""
-        fresh, unknown = self.load_state(plan, record["values"], of_rank, images, world_size)
+        fresh, unknown = self.load_state(found, record["values"], images)
         for name in [name for name in fresh if name not in self._loaders]:
             self._warn(f"{name} is not in the checkpoint: it starts fresh")
         if unknown:
@@ -135,19 +127,18 @@ class Registry:
         for name, position in self._positions.items():
             self._resume_position(name, position)
         rng.restore(record["rng"])
-        if of_rank != rank:
+        if found.of_rank != rank:
             rng.diverge(rank)
-        self.frozen.refuse_torn(plan, of_rank)
+        self.frozen.refuse_torn(found.plan, found.of_rank)
 
     def load_state(
-        self, plan: Plan, values: list[Any], of_rank: int, images: Mapping[int, MappedImage], world_size: int
+        self, found: Fit, values: list[Any], images: Mapping[int, MappedImage]
     ) -> tuple[list[str], list[str]]:
         """Put the objects back; returns names that are only here, and names that are only in the checkpoint."""
-        seen = self.survey(plan, of_rank, world_size) if plan.blocks or self.sharded else None
-        for what in seen.notes if seen is not None else ():
-            self._warn(what)
+        if found.warning is not None:
+            self._warn(found.warning)
         with self._one_naming():
-            return load(self._kept, plan, of_rank, images, values, self.frozen.found, seen)
+            return load(self._kept, found, images, values, self.frozen.found)
 
     def position_of(self, loader: Any) -> Position:
         """The position of a loader, registered or not."""

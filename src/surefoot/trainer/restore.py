@@ -6,22 +6,25 @@ import gc
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from surefoot.core.image import PAGE_BYTES
-from surefoot.core.plan import Item, Plan, structure_leaves
+from surefoot.core.plan import Item, Plan
+from surefoot.core.presence import spans
 from surefoot.core.ranges import Range, Region, first_hole, region_ranges, whole_of
 from surefoot.errors import ConfigError, CorruptError
-from surefoot.trainer.flatten import dtype_name, unflatten
+from surefoot.trainer.fit import Fit, SavedTensor, Target, fitted, target_of
+from surefoot.trainer.flatten import dtype_name
 from surefoot.trainer.objects import Kept, KeptModule
-from surefoot.trainer.sharded import Blocks
-from surefoot.trainer.survey import Survey
-from surefoot.trainer.tensors import box_view, memory_view, torch_dtype
+from surefoot.trainer.tensors import box_view, copy_all, memory_view, narrowed, torch_dtype
+from surefoot.trainer.wrapped import Wrapped
 
+_NAMED = 5
 _OWN_REFERENCES = 2
 """To a mapping that nobody views: the `MappedImage`'s and that of the question itself."""
 
@@ -50,23 +53,19 @@ def map_image(
 
 def load(
     kept: Mapping[str, Kept],
-    plan: Plan,
-    of_rank: int,
+    found: Fit,
     images: Mapping[int, MappedImage],
     values: list[Any],
-    live: Mapping[str, torch.Tensor] | None = None,
-    survey: Survey | None = None,
+    frozen: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Put a checkpoint into the registered objects.
+    """Put a checkpoint into the registered objects, one after the other.
 
     Args:
         kept: the objects, by name.
-        plan: the checkpoint's plan.
-        of_rank: the saved rank whose structure, local leaves and values are taken.
+        found: what of the checkpoint goes where.
         images: by saved rank.
         values: the record's encoded plain values.
-        live: the script's own tensors by leaf. Those that the plan has frozen hold what was saved already.
-        survey: what of the checkpoint goes where; None if nothing is sharded, then or now.
+        frozen: the script's own tensors by leaf. Those that the plan has frozen hold what was saved already.
 
     Returns:
         Names registered now but not in the checkpoint, and names in the checkpoint but not registered.
@@ -75,22 +74,16 @@ def load(
         CorruptError: the checkpoint does not fit its own plan.
         ConfigError: an object does not fit what was saved of it.
     """
-    views = _Views(plan, images, live or {})
-    if survey is None or survey.as_saved:
-        trees = _trees(plan, of_rank, views, values)
-    else:
-        trees = survey.resharded(kept, values, views.view, views.part)
-    del views
-    fresh, unknown = sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
-    for name in unknown:
-        del trees[name]
-    for name in sorted(trees, key=lambda name: kept[name].order):
-        kept[name].load(trees.pop(name))
+    trees = found.trees(values)
+    loading = _Loading(found, _Views(found.plan, images, frozen or {}))
+    for name in sorted(set(trees) & set(kept), key=lambda name: kept[name].order):
+        kept[name].load(fitted(name, trees[name], found.outlines[name], loading))
+    del loading
     if any(_is_viewed(image) for image in images.values()):
         # Views may hang in a cycle of references that nobody has collected yet.
         gc.collect()
         _refuse_views(kept, images)
-    return fresh, unknown
+    return sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
 
 
 def _is_viewed(image: MappedImage) -> bool:
@@ -150,10 +143,7 @@ class _Views:
             hole = first_hole(image.ranges, region_ranges(item.box, start, region, PAGE_BYTES))
             if hole is not None:
                 raise CorruptError(f"{item.leaf}: bytes {hole[0]} to {hole[1]} of rank {item.rank} did not arrive")
-        whole = box_view(self._memory[item.rank], item.box, image.offset + start)
-        for axis, (offset, length) in enumerate(zip(region.offset, region.lengths, strict=True)):
-            whole = whole.narrow(axis, offset, length)
-        return whole
+        return narrowed(box_view(self._memory[item.rank], item.box, image.offset + start), region)
 
     def _frozen(self, item: Item) -> torch.Tensor:
         """The live tensor itself: it was compared with what was saved, or loaded, before this start was decided."""
@@ -169,16 +159,75 @@ class _Views:
         return live
 
 
-def _trees(plan: Plan, of_rank: int, views: _Views, values: list[Any]) -> dict[str, Any]:
-    structure = plan.structure(of_rank)
-    return unflatten(structure, dict(_tensors(plan, of_rank, views, structure)), values)
+class _Loading:
+    """Makes what is loaded: views of the images where a tensor was saved as it is now."""
+
+    def __init__(self, found: Fit, views: _Views) -> None:
+        self._found = found
+        self._views = views
+        self._made: dict[str, torch.Tensor] = {}
+
+    def tensor(self, path: str, saved: SavedTensor, live: Any) -> torch.Tensor:
+        target = target_of(path, saved, live)
+        made = self._made.get(target.key)
+        if made is None:
+            made = self._make(path, target, live)
+            if target.key in self._found.repeated:
+                self._made[target.key] = made
+        return made
+
+    def wrapped(self, path: str, saved: Wrapped, live: Any) -> torch.Tensor:
+        """Copied into the live one, which is the result; where there is none, made anew."""
+        if not isinstance(live, torch.Tensor):
+            return saved.build(path, {name: item.clone() for name, item in saved.inner.items()})
+        saved.check(live, path)
+        pairs = [(name, getattr(live, name), item) for name, item in saved.inner.items()]
+        for name, inner, item in pairs:
+            if (item.dtype, item.shape) != (inner.dtype, inner.shape):
+                raise ConfigError(
+                    f"{path}.{name}: the checkpoint has {item.dtype} {list(item.shape)}, here it is {inner.dtype} "
+                    f"{list(inner.shape)}"
+                )
+        copy_all((inner.detach(), item) for _name, inner, item in pairs if item is not inner)
+        return live
+
+    def _make(self, path: str, target: Target, live: Any) -> torch.Tensor:
+        local, model = self._local(target), target.model
+        if model is None:
+            return local
+        if isinstance(live, DTensor) and local.dtype != live.dtype:
+            raise ConfigError(f"{path}: the checkpoint has {local.dtype}, here it is {live.dtype}")
+        return DTensor.from_local(
+            local.to(model.device),
+            model.device_mesh,
+            model.placements,
+            run_check=False,
+            shape=model.shape,
+            stride=model.stride(),
+        )
+
+    def _local(self, target: Target) -> torch.Tensor:
+        items, number = target.saved.items, target.number
+        if number is not None and not target.is_empty:
+            return self._views.view(items[number])
+        local = torch.empty(target.shape, dtype=torch_dtype(target.saved.dtype))
+        reads = self._found.reads.get(target.key, ())
+        copy_all((narrowed(local, one.into), self._views.part(items[one.number], one.source)) for one in reads)
+        return local
 
 
-def _tensors(plan: Plan, of_rank: int, views: _Views, structure: str) -> Iterator[tuple[str, torch.Tensor | Blocks]]:
-    sources = plan.sources(of_rank)
-    for leaf in structure_leaves(structure):
-        blocks = plan.blocks.get(leaf)
-        if blocks is not None:
-            yield leaf, Blocks(blocks[0].box.global_shape, blocks, views.view)
-        else:
-            yield leaf, views.view(sources[leaf])
+def unclaimed(plan: Plan, world_size: int) -> str | None:
+    """What to warn of: tensors that ranks kept each for itself, and no rank takes, because there are fewer ranks now.
+
+    Equal or not, whole or part of something that only the script knows: each rank's own are taken by the rank of that
+    number. A script whose ranks each keep a part would go on without the others' parts.
+    """
+    gone = range(world_size, plan.world_size)
+    names = sorted({name for rank in gone for name in plan.own(rank)})
+    if not names:
+        return None
+    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return (
+        f"{', '.join(names[:_NAMED])}{more}: each of {plan.world_size} ranks kept its own, and nobody takes those of "
+        f"rank(s) {spans(gone)}"
+    )

@@ -21,12 +21,12 @@ from surefoot.trainer.board_agreement import BoardAgreement
 from surefoot.trainer.boundary import Boundary, Save, Staging
 from surefoot.trainer.client import AgentClient, Refused
 from surefoot.trainer.data import Position
+from surefoot.trainer.fit import Fit
 from surefoot.trainer.page import Page
 from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_ranks, own_agent_config
 from surefoot.trainer.registry import Registry
-from surefoot.trainer.restore import MappedImage, map_image
+from surefoot.trainer.restore import MappedImage, map_image, unclaimed
 from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
-from surefoot.trainer.unclaimed import unclaimed
 from surefoot.wire import Body
 
 _FAILED_END_WITHIN_S = 60.0
@@ -54,6 +54,8 @@ class Session:
         self._images: list[tuple[Body, list[int]]] = []
         self._registered = False
         self._page: Page | None = None
+        self._fit: Fit | None = None
+        """To the checkpoint that was last asked about, until the start is decided."""
         self._boundary: Boundary | None = None
         self.generation = 0
         self._ranks: Ranks
@@ -132,6 +134,7 @@ class Session:
         page.open(self.generation, os.getpid())
         page.phase(Phase.RESTORING)
         finished = self._load(answer.get("start"))
+        self._fit = None
         page.set(RankWord.FINISHED, finished + 1)
         self._registry.frozen.begin()
         if self._ranks.world_size > 1 and not self._round:
@@ -177,17 +180,27 @@ class Session:
         left = unclaimed(plan, ranks.world_size) if ranks.rank == 0 else None
         if left is not None:
             self._warn(left)
-        self._registry.load(plan, start["record"], int(start["of_rank"]), images, ranks.rank, ranks.world_size)
+        self._registry.load(self._fit_to(plan, int(start["of_rank"])), start["record"], images, ranks.rank)
         return int(start["step"])
+
+    def _fit_to(self, plan: Plan, of_rank: int) -> Fit:
+        # Worked out once: nothing of the script's runs between the agent's question and the start.
+        if self._fit is None or (self._fit.plan, self._fit.of_rank) != (plan, of_rank):
+            self._fit = self._registry.fit(plan, of_rank, self._ranks.world_size)
+        return self._fit
 
     def _needs(self, question: Body) -> Body:
         """What this rank needs of a checkpoint: asked by the agent before it is decided that it is taken."""
         answer: Body = {"op": "needs", "ticket": question["ticket"]}
         try:
             plan = Plan.from_body(question["plan"])
-            seen = self._registry.survey(plan, int(question["of_rank"]), self._ranks.world_size)
-            same = seen.as_saved and plan.world_size == self._ranks.world_size
-            return {**answer, "same": same, "regions": seen.regions()}
+            found = self._fit_to(plan, int(question["of_rank"]))
+            same = found.as_saved and plan.world_size == self._ranks.world_size
+            regions = [
+                {"item": number, "offset": list(one.offset), "lengths": list(one.lengths)}
+                for number, one in found.regions()
+            ]
+            return {**answer, "same": same, "regions": regions}
         except SurefootError as error:
             return {**answer, "error": str(error)}
         except Exception as error:  # noqa: BLE001 - the user's state_dict may raise anything; the agent hears of it

@@ -1,4 +1,4 @@
-"""Sharded tensors: which block of the whole a rank has, and a saved block as a tensor like the live one.
+"""Sharded tensors: which block of the whole a rank has.
 
 A DTensor is kept as the block that its local tensor is of the whole, so nothing is gathered and nothing is sent.
 Loading goes by the blocks that the live tensors have now: whose image holds such a block does not matter.
@@ -6,19 +6,16 @@ Loading goes by the blocks that the live tensors have now: whose image holds suc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, _get_shard_size_and_offsets
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from surefoot.core.plan import Item
-from surefoot.errors import ConfigError, UnsupportedStateError
+from surefoot.errors import UnsupportedStateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,61 +88,3 @@ def _is_block(
         found is None or sizes[axis] == 0 or bool((found == found[0] + torch.arange(len(found))).all())
         for axis, found in indices.items()
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A sharded tensor of a checkpoint, before it is known which of its blocks is wanted."""
-
-    whole: tuple[int, ...]
-    items: Sequence[Item]
-    view: Callable[[Item], torch.Tensor]
-    own: torch.Tensor | None = None
-    """Instead of blocks: what the saved rank kept for itself alone, because its replicas differed."""
-
-    @classmethod
-    def kept_apart(cls, whole: tuple[int, ...], own: torch.Tensor) -> Blocks:
-        """What the saved rank kept for itself alone."""
-        return cls(whole, (), lambda item: own, own)
-
-    def like(self, path: str, *models: Any) -> DTensor:
-        """This rank's block, read-only, as a tensor that is sharded like the first of `models` that it fits.
-
-        Raises:
-            ConfigError: none fits, or the checkpoint has no such block.
-        """
-        for model in models:
-            if isinstance(model, DTensor) and tuple(model.shape) == self.whole:
-                local = self.local(model, path)
-                return DTensor.from_local(
-                    local.to(model.device),
-                    model.device_mesh,
-                    model.placements,
-                    run_check=False,
-                    shape=model.shape,
-                    stride=model.stride(),
-                )
-        raise ConfigError(
-            f"{path}: the checkpoint has a sharded tensor of shape {list(self.whole)} there, and here is none to load "
-            "it into; shard the model as in the run that is resumed, before surefoot.Run is entered"
-        )
-
-    def local(self, model: DTensor, path: str) -> torch.Tensor:
-        """The block that `model` has of the whole, read-only."""
-        live = local_of(model)
-        if live.numel() == 0:
-            return torch.empty_like(live)
-        if self.own is not None:
-            found: torch.Tensor | None = self.own if self.own.shape == live.shape else None
-        else:
-            wanted = (place_of(model, path).offset, tuple(live.shape))
-            item = next((item for item in self.items if (item.box.offset, item.box.shape) == wanted), None)
-            found = None if item is None else self.view(item)
-        if found is None:
-            raise ConfigError(
-                f"{path}: the checkpoint has it in {max(1, len(self.items))} block(s), none of which is this rank's: "
-                "resume with the number of ranks and the device mesh that it was saved with"
-            )
-        if found.dtype != live.dtype:
-            raise ConfigError(f"{path}: the checkpoint has {found.dtype}, here it is {live.dtype}")
-        return found

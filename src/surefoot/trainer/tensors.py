@@ -10,6 +10,7 @@ import torch
 import xxhash
 
 from surefoot.core.image import Box
+from surefoot.core.ranges import Region
 from surefoot.trainer.flatten import dtype_name
 
 _COPIED_AS = {
@@ -37,6 +38,13 @@ def box_view(memory: torch.Tensor, box: Box, offset: int) -> torch.Tensor:
     if size_bytes == 0:
         return torch.empty(box.shape, dtype=dtype)
     return memory[offset : offset + size_bytes].view(dtype).view(box.shape)
+
+
+def narrowed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """A region of a tensor, aliasing it."""
+    for axis, (offset, length) in enumerate(zip(region.offset, region.lengths, strict=True)):
+        tensor = tensor.narrow(axis, offset, length)
+    return tensor
 
 
 def torch_dtype(name: str) -> torch.dtype:
