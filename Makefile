@@ -24,7 +24,7 @@ lint: install
 	$(BIN)/mypy src/surefoot benchmarks
 
 # Tests that start no trainers and wait for nothing.
-PURE := tests/core tests/data tests/finops tests/simulation tests/docs/test_held.py \
+PURE := tests/core tests/data tests/money tests/simulation tests/docs/test_held.py \
 	tests/test_board.py tests/test_home.py tests/test_imports.py tests/test_segment.py tests/test_wire.py
 # A file at a time and worker, in the order that tests/conftest.py gives: long ones first. Where real processes run, a
 # worker waits for almost half of its time: three keep two cores busy.

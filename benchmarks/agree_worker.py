@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from benchmarks.agree import FORMS, NOTHING
 from surefoot.bench.worker import begin, leave
-from surefoot.board import Board
 from surefoot.core.agreement import Vector
-from surefoot.trainer.agreement import Agreement, GlooAgreement
-from surefoot.trainer.board_agreement import BoardAgreement
-from surefoot.trainer.page import Page
-from surefoot.trainer.place import Ranks
+from surefoot.ipc.board import Board
+from surefoot.trainer.boundary.agreement import Agreement, GlooAgreement
+from surefoot.trainer.boundary.board_agreement import BoardAgreement
+from surefoot.trainer.boundary.environment import Ranks
+from surefoot.trainer.boundary.page import Page
 
 _GRADIENT_ELEMENTS = 4096
 _SIZE = 192

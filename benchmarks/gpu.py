@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import surefoot
-from surefoot.trainer.streams import register, unregister
+from surefoot.trainer.stage.streams import register, unregister
 
 _LAYERS = 24
 
@@ -59,7 +59,7 @@ class Training:
 
 def hunt_torn_copies(place: Path, steps: int) -> dict[str, Any]:
     """Random compute, random delays on the copying stream; every sealed image against a clone made at its boundary."""
-    from surefoot.trainer.streams import _side_stream
+    from surefoot.trainer.stage.streams import _side_stream
 
     training = Training(400_000_000)
     torn: list[str] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.bench.jobs import Trainers
-from surefoot.clock import boot_s
+from surefoot.host.clock import boot_s
 
 _LOOK_EVERY_S = 0.02
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 import surefoot
 from benchmarks.link import READY
 from surefoot.bench.worker import Training, begin, leave
-from surefoot.board import Board, NodeWord
-from surefoot.clock import boot_s
 from surefoot.exits import Evicted
+from surefoot.host.clock import boot_s
+from surefoot.ipc.board import Board, NodeWord
 
 _UNIT_S = 0.02
 _UNITS_PER_STEP = 25

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks.notice_worker import NOTICE, Node, enter
 from surefoot.bench.save import percentile
-from surefoot.clock import boot_ns
 from surefoot.errors import ConfigError
+from surefoot.host.clock import boot_ns
 
 _SETTLING = 3
 """Notices that are not counted: the first ones warm up."""

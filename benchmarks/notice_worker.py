@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from surefoot.clock import boot_ns
 from surefoot.core.liveness import Bounds
 from surefoot.core.presence import Presence
+from surefoot.host.clock import boot_ns
+from surefoot.ipc.wire import Body
 from surefoot.mesh.discovery import announce, gather, places
 from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.mesh.secret import Secret, round_key, run_secret
 from surefoot.tiers.open import open_tier
-from surefoot.wire import Body
 
 NOTICE = "notice"
 _HEARD = "heard"

@@ -19,8 +19,8 @@ from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.recovery import Copy, Facts, Source, decide, ranking
+from surefoot.core.replicas import with_twins
 from surefoot.core.retention import abandoned_steps, to_retire
-from surefoot.core.twins import with_twins
 
 _Result = TypeVar("_Result")
 _PLAN_HASH = "a" * 32

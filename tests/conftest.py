@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 
 _LONG_FIRST = ("road", "matrix", "bench", "campaign", "docs", "examples", "scenario", "cli", "trainer", "mesh", "agent")
 """Folders whose files take longest. They come first, so that no worker is left alone with one in the end."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.errors import SurefootError
-from surefoot.segment import Segment, create_segment, open_segment_file
+from surefoot.ipc.segment import Segment, create_segment, open_segment_file
 
 RUN = "0123456789abcdef"
 IMAGE_DATA_BYTES = 200_000

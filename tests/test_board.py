@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.board import PAGE_BYTES, Board, NodeWord, Phase, RankWord
 from surefoot.errors import AgentError
+from surefoot.ipc.board import PAGE_BYTES, Board, NodeWord, Phase, RankWord
 
 _MAX = 2**64 - 1
 
@@ -218,7 +218,7 @@ def test_a_rank_that_changes_generation_while_it_is_read_lends_no_step(
 _WRITER = """
 import itertools, sys
 from pathlib import Path
-from surefoot.board import Board, RankWord
+from surefoot.ipc.board import Board, RankWord
 board, rank = Board.open(Path(sys.argv[1])), int(sys.argv[2])
 for number in itertools.count(1):
     value = (number & 0xffffffff) << 32 | (number & 0xffffffff)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import home
 from surefoot.errors import RunBusyError
-from surefoot.home import Home, Use
+from surefoot.ipc import home
+from surefoot.ipc.home import Home, Use
 
 
 def _lock(base: Path) -> Path:

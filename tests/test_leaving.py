@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent_config import AgentConfig
+from surefoot.launch.config import AgentConfig
 
 _LEAVE = """
 import atexit, sys
@@ -82,7 +82,7 @@ _FAILS = """
 import sys
 import torch.distributed as dist
 from surefoot.core.agreement import Vector
-from surefoot.trainer.agreement import GlooAgreement
+from surefoot.trainer.boundary.agreement import GlooAgreement
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
 agreement = GlooAgreement()

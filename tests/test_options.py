@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import surefoot
-from surefoot.agent_config import OPTION_NAMES, AgentConfig, Options
 from surefoot.errors import ConfigError
+from surefoot.launch.config import OPTION_NAMES, AgentConfig, Options
 from surefoot.trainer.run import _misspelt
 
 EVERY: dict[str, Any] = {

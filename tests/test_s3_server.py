@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import s3_server
 from surefoot.errors import ConfigError, ResourceError, TierError
-from surefoot.s3_server import S3Server
+from surefoot.scenario import s3_server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.open import open_tier
 
 
@@ -74,7 +74,7 @@ def test_two_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OWNER = """
 import os, sys, time
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 server = S3Server()
 server.start()
 print(server._directory, flush=True)

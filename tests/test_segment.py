@@ -27,7 +27,7 @@ from surefoot.core.documents import digest
 from surefoot.core.image import PAGE_BYTES
 from surefoot.core.layout import StepId
 from surefoot.errors import CorruptError, ResourceError, UsageError
-from surefoot.segment import Geometry, Segment, open_segment, open_segment_file
+from surefoot.ipc.segment import Geometry, Segment, open_segment, open_segment_file
 
 _ACTOR = str(Path(__file__).with_name("segment_actor.py"))
 _HEADER = struct.Struct("<8s10Q64s32s")
@@ -123,7 +123,7 @@ def test_a_segment_that_cannot_be_described_leaves_nothing(tmp_path: Path) -> No
     """When creation fails after the memory was taken, file and descriptor are given back."""
     before = sorted(os.listdir("/proc/self/fd"))
     plan = plan_of(10)
-    from surefoot.segment import create_segment
+    from surefoot.ipc.segment import create_segment
 
     with pytest.raises(UnicodeEncodeError):
         create_segment(

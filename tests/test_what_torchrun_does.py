@@ -84,8 +84,9 @@ def test_started_deaf_it_and_its_workers_live_through_a_sigterm_to_everybody(tmp
 
 @pytest.mark.holds("torchruns-code")
 def test_it_ends_with_one_whatever_its_script_ended_with_and_our_launcher_does_not(tmp_path: Path) -> None:
-    """A worker's own exit code is in its record of the first failure, where `surefoot.launch` takes it from."""
-    for module, expected in (("torch.distributed.run", 1), ("surefoot.launch", 75)):
+    """A worker's own exit code is in its record of the first failure, where `surefoot.launch.torchrun` takes it
+    from."""
+    for module, expected in (("torch.distributed.run", 1), ("surefoot.launch.torchrun", 75)):
         place = tmp_path / module
         place.mkdir()
         (place / "go").touch()

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot import wire
 from surefoot.errors import AgentError, WireError
-from surefoot.wire import MAX_FRAME_BYTES, Body, Frame, connect, peer_pid, receive, receive_async, send, send_async
+from surefoot.ipc import wire
+from surefoot.ipc.wire import MAX_FRAME_BYTES, Body, Frame, connect, peer_pid, receive, receive_async, send, send_async
 
 _LENGTH = struct.Struct("<I")
 

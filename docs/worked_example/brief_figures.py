@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from surefoot.finops import advisor, catalogue
-from surefoot.finops.closed_form import best_interval_s, expected, goodput
-from surefoot.finops.job import Timing
-from surefoot.finops.planner import Plan, result_named
-from surefoot.finops.survival import group_survival
-from surefoot.finops.units import GB, HOUR_S, show_duration, show_share, show_usd
+from surefoot.money import advisor
+
+from surefoot.money import catalogue
+from surefoot.money.closed_form import best_interval_s, expected, goodput
+from surefoot.money.job import Timing
+from surefoot.money.planner import Plan, result_named
+from surefoot.money.survival import group_survival
+from surefoot.money.units import GB, HOUR_S, show_duration, show_share, show_usd
 
 GPUS = 64
 STATE_BYTES = 840 * GB

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from brief_figures import figures, replica_survival_of_eight
 
-from surefoot.finops.closed_form import goodput
-from surefoot.finops.form import Form, example_options, request_of
-from surefoot.finops.hazards import from_trace, mean_survival
-from surefoot.finops.planner import Plan, make_plan
-from surefoot.finops.request import Request
-from surefoot.finops.results import SchemeResult, timing_for
-from surefoot.finops.schemes import by_name
-from surefoot.finops.simulate import simulate
-from surefoot.finops.survival import group_survival
-from surefoot.finops.traces import load_trace
-from surefoot.finops.units import HOUR_S, show_duration, show_share, show_usd
+from surefoot.money.closed_form import goodput
+from surefoot.money.form import Form, example_options, request_of
+from surefoot.money.hazards import from_trace, mean_survival
+from surefoot.money.planner import Plan, make_plan
+from surefoot.money.request import Request
+from surefoot.money.results import SchemeResult, timing_for
+from surefoot.money.schemes import by_name
+from surefoot.money.simulate import simulate
+from surefoot.money.survival import group_survival
+from surefoot.money.traces import load_trace
+from surefoot.money.units import HOUR_S, show_duration, show_share, show_usd
 
 _TRACES = ("bamboo-a100", "bamboo-v100", "bamboo-p3", "bamboo-g4dn")
 _ON_TRACES = ("naive-tuned", "sharded-sync", "two-tier-shrink", "two-tier-standby")

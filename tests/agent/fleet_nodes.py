@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.fleet import Fleet
+from surefoot.agent.nodes.membership import Fleet
 from surefoot.core.liveness import Bounds
 from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.tiers.disk import DiskTier

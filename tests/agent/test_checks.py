@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from fleet_nodes import until
 
-import surefoot.agent.checks as checks_module
-from surefoot.agent.checks import Checks
-from surefoot.agent.control import Link
-from surefoot.agent.crew import Crew, Worker
-from surefoot.agent.fleet import Fleet
+import surefoot.agent.clients.checks as checks_module
+from surefoot.agent.clients.checks import Checks
+from surefoot.agent.clients.server import Link
+from surefoot.agent.clients.trainers import Crew, Worker
 from surefoot.agent.journal import Journal
-from surefoot.agent.situation import Situation
-from surefoot.board import Board, RankWord
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.status import Situation
 from surefoot.core.manifest import Generation
 from surefoot.events import describe
+from surefoot.ipc.board import Board, RankWord
+from surefoot.ipc.wire import receive_async
 from surefoot.tiers.disk import DiskTier
-from surefoot.wire import receive_async
 
 _BOUND_S = 60.0
 _STEP = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.agent.deliveries import Deliveries, Delivery
+from surefoot.agent.save.queue import Deliveries, Delivery
 from surefoot.core.layout import StepId
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fleet_nodes import ROUND, SOON, Node, nodes_of
 
-import surefoot.agent.fleet as fleet_module
+import surefoot.agent.nodes.membership as fleet_module
 from surefoot.errors import AgentError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fleet_nodes import SOON
 
-import surefoot.agent.fleet as fleet_module
-from surefoot.agent.fleet import Fleet
+import surefoot.agent.nodes.membership as fleet_module
+from surefoot.agent.nodes.membership import Fleet
 from surefoot.errors import AgentError
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.open import open_tier
 
 _BOUND_S = 40.0

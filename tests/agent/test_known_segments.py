@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.agent.memory import Memory
+from surefoot.agent.memory.memory import Memory
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Leaf, Report, make_plan
-from surefoot.home import Home
+from surefoot.ipc.home import Home
 
 PLAN = make_plan([Report((Leaf("weight", "uint8", (1000,), "local"),), '{"$dict":[],"type":"dict"}')])
 

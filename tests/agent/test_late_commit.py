@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent.books import Books
-from surefoot.agent.pacer import Pacer
-from surefoot.agent.pipeline import Pipeline
-from surefoot.board import Phase
+from surefoot.agent.save.pacer import Pacer
+from surefoot.agent.save.pipeline import Pipeline
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Generation, Parent, Shard
 from surefoot.errors import AgentError, SupersededError
+from surefoot.ipc.board import Phase
+from surefoot.records.records import Books
 from surefoot.tiers.disk import DiskTier
 
 _AT = StepId(74, 2)

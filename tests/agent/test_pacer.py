@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from surefoot.agent.pacer import Pacer
+from surefoot.agent.save.pacer import Pacer
 
 
 def test_nothing_is_held_back_once_the_cap_is_lifted() -> None:

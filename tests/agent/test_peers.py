@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from fleet_nodes import nodes_of
 
-from surefoot.agent.fleet import Fleet
-from surefoot.agent.image_hash import ImageHash
-from surefoot.agent.memory import Memory
-from surefoot.agent.peer_drives import PeerDrives, PeerDrivesPlace
-from surefoot.agent.peers import PeerPlace, Peers
-from surefoot.agent.places import MemoryPlace, RunPlace
-from surefoot.agent.reading import Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
-from surefoot.agent.twins import Twins
+from surefoot.agent.memory.memory import Memory
+from surefoot.agent.memory.replicas import Twins
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.peer_drives import PeerDrives, PeerDrivesPlace
+from surefoot.agent.nodes.peers import PeerPlace, Peers
+from surefoot.agent.start.reading import Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
+from surefoot.agent.start.sources import MemoryPlace, RunPlace
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.recovery import Copy, Source
 from surefoot.errors import AgentError
-from surefoot.home import Home
+from surefoot.ipc.home import Home
+from surefoot.records.image_hash import ImageHash
 from surefoot.tiers.disk import DiskTier
 
 BLOCK = 10_000

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fleet_nodes import BOUND_S, Node, meeting
 
-import surefoot.agent.precedence as precedence_module
+import surefoot.agent.evict.precedence as precedence_module
+from surefoot.agent.evict.precedence import goes_first
 from surefoot.agent.journal import Journal
-from surefoot.agent.precedence import goes_first
 from surefoot.core.eviction import Uploads
 from surefoot.core.layout import StepId
 from surefoot.events import describe, make_event

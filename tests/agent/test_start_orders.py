@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from surefoot.agent.start_orders import Begin, GiveUp, StartOrder, Try, order_from_json
+from surefoot.agent.start.orders import Begin, GiveUp, StartOrder, Try, order_from_json
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Generation, Parent
 from surefoot.core.recovery import Copy, Source

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from fleet_nodes import Node, nodes_of, until
 
-from surefoot.agent.memory import Held, Memory
-from surefoot.agent.twins import Twins
+from surefoot.agent.memory.memory import Held, Memory
+from surefoot.agent.memory.replicas import Twins
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
-from surefoot.core.twins import MAX_OWN_BYTES, areas, with_twins
+from surefoot.core.replicas import MAX_OWN_BYTES, areas, with_twins
 from surefoot.errors import CorruptError, ObjectMissingError
-from surefoot.home import Home
-from surefoot.segment import Segment
+from surefoot.ipc.home import Home
+from surefoot.ipc.segment import Segment
 
 STRUCTURE = '{"$dict":[],"type":"dict"}'
 SHARED = {f"t{n}": 3000 + 100 * n for n in range(6)}

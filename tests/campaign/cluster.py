@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "road" / "usage"))
 from warm import Job as Launch
 from warm import Warm, free_port
 
-from surefoot.clock import boot_s
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
-from surefoot.home import BASE_VARIABLE
+from surefoot.host.clock import boot_s
+from surefoot.ipc.home import BASE_VARIABLE
 from surefoot.scenario.job import Job, Node
 from surefoot.scenario.machines import Machines
 from surefoot.scenario.processes import MARK_VARIABLE, find_marked, send, wait_for_end

@@ -27,11 +27,10 @@ from typing import Any
 
 from cluster import Cluster, Forge, script_command
 
-from surefoot.agent.books import Books
-from surefoot.clock import boot_s, wall_s
 from surefoot.core.layout import StepId
-from surefoot.home import base_directory
-from surefoot.s3_server import S3Server
+from surefoot.host.clock import boot_s, wall_s
+from surefoot.ipc.home import base_directory
+from surefoot.records.records import Books
 from surefoot.scenario.durable import newest_durable
 from surefoot.scenario.engine import Outcome, Scenario
 from surefoot.scenario.events import LASTING, Event, Kind, draw
@@ -40,6 +39,7 @@ from surefoot.scenario.job import Node
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, gather, read
 from surefoot.scenario.machines import Machines, machines
 from surefoot.scenario.network import is_isolated, isolate, small_disk
+from surefoot.scenario.s3_server import S3Server
 from surefoot.scenario.verdict import judge
 from surefoot.tiers.open import open_tier
 

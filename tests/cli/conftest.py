@@ -13,7 +13,7 @@ import pytest
 from cli_jobs import SCRIPT, STEPS, Answer, Evicted, Finished, Job, Killed, kill, until
 
 from surefoot.cli.main import main
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 
 
 @pytest.fixture(scope="session")

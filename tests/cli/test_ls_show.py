@@ -16,10 +16,10 @@ import pytest
 from cli_jobs import STEPS, WITHIN_S, Answer, Evicted, Finished, Killed, until
 from run_files import commits, first, resealed, shard_of
 
-from surefoot.agent.books import Books
 from surefoot.core.layout import StepId, commit_key, plan_key
 from surefoot.core.manifest import Generation
-from surefoot.s3_server import S3Server
+from surefoot.records.records import Books
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
 Command = Callable[..., Answer]

@@ -15,12 +15,12 @@ import pytest
 from cli_jobs import STEPS, Answer, Evicted, Finished, Killed
 from run_files import commits, first, resealed, shard_of
 
-from surefoot.agent.books import Books
 from surefoot.core.documents import seal, unseal
 from surefoot.core.layout import StepId, commit_key, parse_plan
 from surefoot.core.plan import Plan
 from surefoot.errors import TierError
 from surefoot.inspect.verify import verify
+from surefoot.records.records import Books
 from surefoot.tiers.disk import DiskTier
 
 Command = Callable[..., Answer]

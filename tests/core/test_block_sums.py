@@ -11,12 +11,12 @@ from core_samples import damaged, shard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.agent.image_hash import ImageHash
 from surefoot.core.block_sums import BlockSums
 from surefoot.core.documents import seal, unseal
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Shard
 from surefoot.errors import CorruptError
+from surefoot.records.image_hash import ImageHash
 
 _AT = StepId(5, 1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surefoot.core.dtypes import ITEM_BYTES
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
-from surefoot.core.twins import MAX_OWN_BYTES, areas, areas_bytes, own_ranges, with_twins
+from surefoot.core.replicas import MAX_OWN_BYTES, areas, areas_bytes, own_ranges, with_twins
 from surefoot.errors import CorruptError
 
 STRUCTURE = '{"$dict":[],"type":"dict"}'

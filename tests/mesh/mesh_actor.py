@@ -13,15 +13,15 @@ import json
 import sys
 from typing import Any
 
-from surefoot.clock import boot_s
 from surefoot.core.liveness import Bounds
 from surefoot.core.presence import Presence
 from surefoot.errors import AgentError
+from surefoot.host.clock import boot_s
+from surefoot.ipc.wire import Body
 from surefoot.mesh.discovery import announce, gather, places
 from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.mesh.secret import round_key, run_secret
 from surefoot.tiers.open import open_tier
-from surefoot.wire import Body
 
 ROUND = "round-of-processes"
 BOUNDS = Bounds(beat_s=0.2, stood_still_s=1.0, lost_after_s=4.0)

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from surefoot.core.liveness import Bounds
+from surefoot.ipc.wire import Body
 from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.mesh.secret import RoundKey, Secret, round_key
-from surefoot.wire import Body
 
 BOUND_S = 60.0
 """Nothing here takes long; whatever takes this long hangs."""

@@ -13,10 +13,10 @@ from mesh_nodes import BOUND_S, BOUNDS, KEY, OTHER_ROUND, OTHER_SECRET, SOON, co
 
 from surefoot.core.liveness import Bounds, View
 from surefoot.errors import AgentError, ConfigError, UsageError
+from surefoot.ipc.wire import Body
 from surefoot.mesh.channel import Channel, address_towards, connect, enter, is_loopback
 from surefoot.mesh.handshake import Me, dial
 from surefoot.mesh.mesh import Mesh
-from surefoot.wire import Body
 
 _TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 

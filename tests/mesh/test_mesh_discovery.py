@@ -13,7 +13,7 @@ from surefoot.core.layout import agent_key
 from surefoot.core.presence import Presence
 from surefoot.errors import AgentError, ConfigError, CorruptError, ObjectMissingError, TierDeniedError, TierError
 from surefoot.mesh.discovery import announce, find, gather, places
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.base import Entry, Tier
 from surefoot.tiers.open import open_tier
 

@@ -15,7 +15,7 @@ from surefoot.core.documents import seal
 from surefoot.core.layout import SECRET_KEY
 from surefoot.errors import ConfigError, CorruptError, ObjectExistsError, TierError
 from surefoot.mesh.secret import Secret, derive, round_key, run_secret
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.base import Tier
 from surefoot.tiers.open import open_tier
 

@@ -14,15 +14,15 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from surefoot import wire
-from surefoot.board import Board, NodeWord, Phase, RankWord
-from surefoot.clock import boot_ns
 from surefoot.core.documents import compact
 from surefoot.core.layout import StepId
 from surefoot.core.plan import Leaf, Plan, Report
 from surefoot.core.slots import NEVER, SlotView, reusable
 from surefoot.exits import EVICTED, SUPERSEDED
-from surefoot.segment import Segment, open_segment
+from surefoot.host.clock import boot_ns
+from surefoot.ipc import wire
+from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
+from surefoot.ipc.segment import Segment, open_segment
 
 SHARED = "shared"
 OWN = "own"

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from surefoot.agent_config import AgentConfig
+from surefoot.launch.config import AgentConfig
 
 NURSERY = Path(__file__).with_name("nursery.py")
 WITHIN_S = 60.0
 """Bound on everything that a test waits for. Nothing here takes long unless it hangs."""
 
-QUICK = {"shipping._FIRST_PAUSE_S": 0.01, "shipping._LONGEST_PAUSE_S": 0.1}
+QUICK = {"agent.save.shipping._FIRST_PAUSE_S": 0.01, "agent.save.shipping._LONGEST_PAUSE_S": 0.1}
 """Pauses between two tries of a save, so that a test need not wait for real ones."""
 
 

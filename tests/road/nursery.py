@@ -95,11 +95,10 @@ def _become(order: dict[str, Any], fds: list[int]) -> int:
 
 
 def _set_bound(name: str, value: float) -> None:
-    """Shorten a wait that is right for real runs and too long for a test: "shipping._ENSURE_S" of the agent's own, or
-    "tiers.silence.SILENT_AFTER_S"."""
+    """Shorten a wait that is right for real runs and too long for a test: "agent.save.shipping._ENSURE_S" of the
+    agent's own, or "tiers.silence.SILENT_AFTER_S"."""
     module_name, _, constant = name.rpartition(".")
-    where = "surefoot" if "." in module_name else "surefoot.agent"
-    module = importlib.import_module(f"{where}.{module_name}")
+    module = importlib.import_module(f"surefoot.{module_name}")
     assert isinstance(getattr(module, constant), int | float), f"{name} is no bound"
     setattr(module, constant, value)
 

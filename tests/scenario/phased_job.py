@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from surefoot.board import Board, NodeWord, Phase, RankWord
+from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
 
 _BEAT_S = 0.001
 _SUPERVISOR = os.getpid()

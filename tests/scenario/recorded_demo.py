@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.scenario.demo import DemoConfig, DemoResult, run_demo
+from surefoot.demo.demo import DemoConfig, DemoResult, run_demo
+from surefoot.demo.methods import compare
+from surefoot.demo.methods.compare import Conditions, PeerResult
+from surefoot.demo.methods.methods import METHODS, Method
+from surefoot.demo.page import Shown, demo_page
 from surefoot.scenario.engine import Outcome
 from surefoot.scenario.events import Event, Kind, Strike
 from surefoot.scenario.log import Line, read
-from surefoot.scenario.page import Shown, demo_page
-from surefoot.scenario.peers import compare
-from surefoot.scenario.peers.compare import Conditions, PeerResult
-from surefoot.scenario.peers.methods import METHODS, Method
 from surefoot.scenario.stalls import Stall
 from surefoot.scenario.verdict import judge
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from surefoot.demo.demo import DemoConfig, DemoResult, run_demo
 from surefoot.errors import ConfigError
-from surefoot.scenario.demo import DemoConfig, DemoResult, run_demo
 from surefoot.scenario.events import Event, Kind
 from surefoot.scenario.log import read
 from surefoot.scenario.network import can_isolate

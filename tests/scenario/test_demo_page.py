@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from recorded_demo import RANKS, STEPS, live, play_back
 
+from surefoot.demo.demo import DemoConfig, DemoResult
+from surefoot.demo.drawing import Axis
+from surefoot.demo.methods.methods import METHODS
+from surefoot.demo.page import Shown, demo_page
 from surefoot.errors import ConfigError
 from surefoot.scenario.curves import losses, progress, quantile, step_times
-from surefoot.scenario.demo import DemoConfig, DemoResult
-from surefoot.scenario.drawing import Axis
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, read
-from surefoot.scenario.page import Shown, demo_page
-from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Verdict
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from surefoot.demo.demo import plan_events
 from surefoot.errors import ConfigError
-from surefoot.scenario.demo import plan_events
 from surefoot.scenario.events import AGENT_PHASES, TRAINER_PHASES, Event, Kind, Strike, draw
 
 _EVENT = Event(kind=Kind.KILL_WORKER, phase="filling", step=3, latest=9, rank=None, node=2)

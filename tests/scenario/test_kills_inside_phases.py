@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.scenario.demo import DemoConfig, run_demo
+from surefoot.demo.demo import DemoConfig, run_demo
 from surefoot.scenario.events import AGENT_PHASES, Event, Kind
 
 _SCRIPT = Path(__file__).with_name("register_dots.py")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.s3_server import S3Server
 from surefoot.scenario.engine import Scenario, View
 from surefoot.scenario.events import Event, Kind
 from surefoot.scenario.job import Node
 from surefoot.scenario.processes import state_of
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.open import open_tier
 
 _JOB = Path(__file__).with_name("phased_job.py")

@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from surefoot.s3_server import BUCKET, S3Server
+from surefoot.scenario.s3_server import BUCKET, S3Server
 
 _SIGNED = "host;x-amz-content-sha256;x-amz-date"
 

@@ -12,7 +12,7 @@ from contract import SEVERAL_CHUNKS, SHARD, aligned, chunked, noise, on
 from plain_s3 import PlainS3
 
 from surefoot.errors import ObjectExistsError, TierError
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.base import Tier
 from surefoot.tiers.object_store import ObjectTier
 

@@ -9,7 +9,7 @@ import pytest
 from contract import TierContract
 from plain_s3 import PlainS3
 
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.base import Tier
 from surefoot.tiers.open import open_tier
 

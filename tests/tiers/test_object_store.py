@@ -16,7 +16,7 @@ from plain_s3 import PlainS3
 from scripted_server import Answer, Request, error, scripted
 
 from surefoot.errors import ObjectExistsError, ObjectMissingError, TierDeniedError, TierError, TierFullError
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.base import Tier
 from surefoot.tiers.object_store import ObjectTier
 from surefoot.tiers.store_errors import redacted

@@ -11,7 +11,7 @@ import pytest
 
 import surefoot.tiers.silence as silence_module
 from surefoot.errors import ObjectMissingError, TierError
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 from surefoot.tiers.object_store import ObjectTier
 from surefoot.tiers.silence import Silence, Watched

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from surefoot.errors import SurefootError
-from surefoot.trainer.flatten import Flat
+from surefoot.trainer.state.flatten import Flat
 
 
 class Net(nn.Module):

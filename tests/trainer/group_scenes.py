@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from surefoot.board import Board
 from surefoot.core.agreement import Vector
-from surefoot.trainer.agreement import Agreement, GlooAgreement
-from surefoot.trainer.board_agreement import BoardAgreement
-from surefoot.trainer.page import Page
-from surefoot.trainer.place import Ranks
+from surefoot.ipc.board import Board
+from surefoot.trainer.boundary.agreement import Agreement, GlooAgreement
+from surefoot.trainer.boundary.board_agreement import BoardAgreement
+from surefoot.trainer.boundary.environment import Ranks
+from surefoot.trainer.boundary.page import Page
 
 
 def _reduce(group: dist.ProcessGroup | None = None) -> str:

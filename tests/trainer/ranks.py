@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from surefoot.core.plan import Plan, Report, make_plan
-from surefoot.trainer.registry import Registry
-from surefoot.trainer.report import report_of
-from surefoot.trainer.restore import MappedImage, map_image
-from surefoot.trainer.tensors import box_view, copy_all, memory_view
+from surefoot.trainer.restore.restore import MappedImage, map_image
+from surefoot.trainer.state.registry import Registry
+from surefoot.trainer.state.report import report_of
+from surefoot.trainer.state.tensors import box_view, copy_all, memory_view
 
 _context = multiprocessing.get_context("forkserver")
 # Forked, not imported anew by each rank: what FSDP2 imports when it is first used, too.

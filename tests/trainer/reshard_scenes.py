@@ -22,11 +22,11 @@ from surefoot.core.image import Box
 from surefoot.core.plan import Item, Plan, make_plan
 from surefoot.core.ranges import Range, merged, region_ranges
 from surefoot.errors import CorruptError
-from surefoot.trainer.fit import Fit, SavedTensor, Target
-from surefoot.trainer.registry import Registry
-from surefoot.trainer.report import report_of
-from surefoot.trainer.reshard import planned
-from surefoot.trainer.restore import map_image
+from surefoot.trainer.restore.fit import Fit, SavedTensor, Target
+from surefoot.trainer.restore.reshard import planned
+from surefoot.trainer.restore.restore import map_image
+from surefoot.trainer.state.registry import Registry
+from surefoot.trainer.state.report import report_of
 
 _numbers = count()
 PAGE = 4096

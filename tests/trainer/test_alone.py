@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import surefoot.trainer.alone as alone_module
-from surefoot.board import Board, RankWord
-from surefoot.trainer.alone import Alone
-from surefoot.trainer.page import Page
-from surefoot.trainer.place import Ranks
+import surefoot.trainer.boundary.alone as alone_module
+from surefoot.ipc.board import Board, RankWord
+from surefoot.trainer.boundary.alone import Alone
+from surefoot.trainer.boundary.environment import Ranks
+from surefoot.trainer.boundary.page import Page
 
 _STEP = 7
 

@@ -11,8 +11,8 @@ import group_scenes as scenes
 import pytest
 from mortal_ranks import MortalRanks, check_one_leaves
 
-from surefoot.board import Board
 from surefoot.core.agreement import Vector, merge
+from surefoot.ipc.board import Board
 from surefoot.scenario.processes import stopped
 
 _RANKS = 3

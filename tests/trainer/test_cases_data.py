@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler
 
-from surefoot.trainer import rng
-from surefoot.trainer.data import Position
+from surefoot.trainer.data.position import Position
+from surefoot.trainer.state import rng
 
 
 class Read(Dataset[int]):

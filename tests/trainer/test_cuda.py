@@ -10,8 +10,8 @@ import torch
 from test_overlap import Watched
 from torch import nn
 
-from surefoot.trainer.rng import capture, restore
-from surefoot.trainer.streams import register, unregister
+from surefoot.trainer.stage.streams import register, unregister
+from surefoot.trainer.state.rng import capture, restore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -56,7 +56,7 @@ def test_each_image_is_its_boundary(options: dict[str, bool], tmp_path: Path) ->
 def test_the_optimizer_does_not_overtake_a_slow_copy(tmp_path: Path) -> None:
     """Copies that wait behind a long kernel on their own stream: the optimizer's change waits for them, unseen by the
     program."""
-    from surefoot.trainer.streams import _side_stream
+    from surefoot.trainer.stage.streams import _side_stream
 
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)

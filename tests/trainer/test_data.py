@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from surefoot.errors import ConfigError
-from surefoot.trainer import rng
-from surefoot.trainer.data import Position
+from surefoot.trainer.data.position import Position
+from surefoot.trainer.state import rng
 
 
 class _Augmented(Dataset[tuple[int, float]]):

@@ -14,9 +14,9 @@ from through_a_slot import register, stage
 from torch.utils.data import DataLoader, IterableDataset
 
 from surefoot.errors import UnsupportedStateError
-from surefoot.trainer import rng
-from surefoot.trainer.data import Position
-from surefoot.trainer.registry import Registry
+from surefoot.trainer.data.position import Position
+from surefoot.trainer.state import rng
+from surefoot.trainer.state.registry import Registry
 
 
 class StatefulLoader(DataLoader[Any]):

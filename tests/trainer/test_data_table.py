@@ -29,8 +29,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surefoot.data import GlobalBatchSampler, GlobalSampler
-from surefoot.trainer import rng
-from surefoot.trainer.data import Position
+from surefoot.trainer.data.position import Position
+from surefoot.trainer.state import rng
 
 _SIZE = 17
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from surefoot.core.frozen import MIN_FROZEN_BYTES
-from surefoot.trainer.flatten import Flat, Flattener
-from surefoot.trainer.frozen_leaves import FrozenLeaves, Resting, resting_addresses, stamp
+from surefoot.trainer.frozen.leaves import FrozenLeaves, Resting, resting_addresses, stamp
+from surefoot.trainer.state.flatten import Flat, Flattener
 
 SIDE = 2304
 """A square of so many 4-byte elements is larger than what is worth a file of its own."""

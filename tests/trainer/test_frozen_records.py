@@ -15,11 +15,11 @@ import xxhash
 from surefoot.core.frozen import FrozenFile
 from surefoot.core.plan import Plan, make_plan
 from surefoot.errors import CorruptError
-from surefoot.trainer.flatten import Flattener
-from surefoot.trainer.frozen import Frozen
-from surefoot.trainer.frozen_bytes import CHUNK_BYTES, Contents, Placed, read, write
-from surefoot.trainer.report import report_of
-from surefoot.wire import Body
+from surefoot.ipc.wire import Body
+from surefoot.trainer.frozen.bytes import CHUNK_BYTES, Contents, Placed, read, write
+from surefoot.trainer.frozen.frozen import Frozen
+from surefoot.trainer.state.flatten import Flattener
+from surefoot.trainer.state.report import report_of
 
 _WITHIN_S = 120.0
 SIDE = 1500

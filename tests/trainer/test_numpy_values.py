@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from surefoot.core.values import decode, encode
 from surefoot.errors import CorruptError, UnsupportedStateError
-from surefoot.trainer.numpy_values import EXTRAS, NUMPY_EXTRAS, TORCH_EXTRAS
+from surefoot.trainer.state.numpy_values import EXTRAS, NUMPY_EXTRAS, TORCH_EXTRAS
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -15,8 +15,8 @@ from through_a_slot import bits, flatten, register, stage
 from torch import nn
 
 import surefoot
-from surefoot.trainer.copying import HostLane
-from surefoot.trainer.fence import Fences
+from surefoot.trainer.stage.copying import HostLane
+from surefoot.trainer.stage.fence import Fences
 
 
 def _model(width: int = 4) -> nn.Sequential:

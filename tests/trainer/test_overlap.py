@@ -14,10 +14,10 @@ from torch import nn
 
 import surefoot
 from surefoot.core.plan import Plan
-from surefoot.segment import Segment
-from surefoot.trainer.boundary import Boundary
-from surefoot.trainer.copying import HostLane
-from surefoot.trainer.stage import Stager
+from surefoot.ipc.segment import Segment
+from surefoot.trainer.boundary.boundary import Boundary
+from surefoot.trainer.stage.copying import HostLane
+from surefoot.trainer.stage.slots import Stager
 
 _STEPS = 9
 
@@ -275,7 +275,7 @@ def test_a_slot_let_go_before_the_plan_is_in_use(tmp_path: Path, monkeypatch: py
             made.append(self)
             watched.boundary.pushed({"op": "unpin", "plan": plan.hash, "slot": 1, "seq": segment.seq(1)})
 
-    monkeypatch.setattr("surefoot.trainer.boundary.Stager", Slow)
+    monkeypatch.setattr("surefoot.trainer.boundary.boundary.Stager", Slow)
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters())
     watched = Watched(tmp_path / "run", model=model, optimizer=optimizer)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from surefoot.errors import UnsupportedStateError
-from surefoot.trainer import rng
+from surefoot.trainer.state import rng
 
 
 def _draws() -> list[float]:

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from surefoot.core.cover import cover_flaw
 from surefoot.core.image import Box
 from surefoot.errors import UnsupportedStateError
-from surefoot.trainer.sharded import Place, place_of
+from surefoot.trainer.state.sharded import Place, place_of
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from through_a_slot import bits
 from torch import nn
 
-from surefoot.trainer.flatten import Flat, NamedTensor
-from surefoot.trainer.objects import Kept, KeptEntry, KeptModule, keep
-from surefoot.trainer.shortcut import Replicated, Shortcut
+from surefoot.trainer.state.flatten import Flat, NamedTensor
+from surefoot.trainer.state.objects import Kept, KeptEntry, KeptModule, keep
+from surefoot.trainer.state.shortcut import Replicated, Shortcut
 
 
 class _Block(nn.Module):

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from surefoot.core.cover import cover_flaw
 from surefoot.core.image import Box
-from surefoot.trainer.sharded import _block
+from surefoot.trainer.state.sharded import _block
 
 
 @pytest.mark.holds("fsdp2-shards-stand-still")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from surefoot.trainer.witness import (
+from surefoot.trainer.stage.witness import (
     SUMMED_BYTES,
     TRIED_BYTES,
     Blocks,

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
-from surefoot.segment import Segment, create_segment
-from surefoot.trainer.copying import copy_groups
-from surefoot.trainer.fit import fit
-from surefoot.trainer.flatten import Flat, Flattener, dtype_name
-from surefoot.trainer.objects import Kept, KeptModule, keep
-from surefoot.trainer.restore import load, map_image
-from surefoot.trainer.stage import Stager
+from surefoot.ipc.segment import Segment, create_segment
+from surefoot.trainer.restore.fit import fit
+from surefoot.trainer.restore.restore import load, map_image
+from surefoot.trainer.stage.copying import copy_groups
+from surefoot.trainer.stage.slots import Stager
+from surefoot.trainer.state.flatten import Flat, Flattener, dtype_name
+from surefoot.trainer.state.objects import Kept, KeptModule, keep
 
 
 @dataclass(frozen=True)

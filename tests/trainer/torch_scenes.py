@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from surefoot.errors import UnsupportedStateError
-from surefoot.trainer.sharded import place_of
+from surefoot.trainer.state.sharded import place_of
 
 
 def _locals(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

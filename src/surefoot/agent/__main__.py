@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from surefoot.agent.agent import Agent
-from surefoot.agent.books import Books
 from surefoot.agent.journal import Journal
-from surefoot.agent_config import AgentConfig
-from surefoot.board import Board
-from surefoot.clock import boot_s, wall_s
 from surefoot.errors import RunBusyError, SurefootError
 from surefoot.exits import leave
-from surefoot.home import Home, is_draining
-from surefoot.priority import give_way
+from surefoot.host.clock import boot_s, wall_s
+from surefoot.host.priority import give_way
+from surefoot.ipc.board import Board
+from surefoot.ipc.home import Home, is_draining
+from surefoot.launch.config import AgentConfig
+from surefoot.records.records import Books
 from surefoot.tiers.open import open_disks, open_tier
 from surefoot.tiers.silence import spoken_of
 

@@ -8,46 +8,46 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.books import Books
-from surefoot.agent.choosing import Starter
-from surefoot.agent.commits import Commits
-from surefoot.agent.control import Server
-from surefoot.agent.crew import Crew, Worker
-from surefoot.agent.eviction import Eviction
-from surefoot.agent.fleet import Fleet
-from surefoot.agent.frozen import FrozenSaver, FrozenStart
-from surefoot.agent.frozen_files import FrozenFiles
-from surefoot.agent.hasher import Hasher
+from surefoot.agent.clients.dispatch import Reception
+from surefoot.agent.clients.pins import Pins
+from surefoot.agent.clients.server import Server
+from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.evict.eviction import Eviction
+from surefoot.agent.evict.newest import Leftovers
+from surefoot.agent.frozen.files import FrozenFiles
+from surefoot.agent.frozen.transfer import FrozenSaver, FrozenStart
 from surefoot.agent.journal import Journal
-from surefoot.agent.keeper import Keeper
-from surefoot.agent.leftovers import Leftovers
-from surefoot.agent.loading import Loader
-from surefoot.agent.memory import Memory
-from surefoot.agent.needs import NeedsDesk
-from surefoot.agent.opening import Opening
-from surefoot.agent.pacer import Pacer
-from surefoot.agent.peer_drives import PeerDrives
-from surefoot.agent.peers import Peers
-from surefoot.agent.pins import Pins
-from surefoot.agent.pipeline import Pipeline
-from surefoot.agent.planning import Planner
-from surefoot.agent.reception import Reception
-from surefoot.agent.relay import Relay
-from surefoot.agent.save_clock import SaveClock
-from surefoot.agent.shipping import Shipper
-from surefoot.agent.situation import Situation
-from surefoot.agent.twins import Twins
-from surefoot.agent_config import AgentConfig
-from surefoot.board import Board, NodeWord, Phase, RankWord
-from surefoot.clock import boot_s, wall_s
+from surefoot.agent.memory.hasher import Hasher
+from surefoot.agent.memory.memory import Memory
+from surefoot.agent.memory.planning import Planner
+from surefoot.agent.memory.replicas import Twins
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.peer_drives import PeerDrives
+from surefoot.agent.nodes.peers import Peers
+from surefoot.agent.nodes.relay import Relay
+from surefoot.agent.save.clock import SaveClock
+from surefoot.agent.save.commits import Commits
+from surefoot.agent.save.pacer import Pacer
+from surefoot.agent.save.pipeline import Pipeline
+from surefoot.agent.save.retention import Keeper
+from surefoot.agent.save.shipping import Shipper
+from surefoot.agent.start.choosing import Starter
+from surefoot.agent.start.loading import Loader
+from surefoot.agent.start.needs import NeedsDesk
+from surefoot.agent.start.opening import Opening
+from surefoot.agent.status import Situation
 from surefoot.core.documents import Fields
 from surefoot.core.plan import Plan
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
-from surefoot.home import Home
+from surefoot.host.clock import boot_s, wall_s
+from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
+from surefoot.ipc.home import Home
+from surefoot.ipc.wire import Body
+from surefoot.launch.config import AgentConfig
 from surefoot.notices.base import NoticeSource
 from surefoot.notices.file import FileNotice
+from surefoot.records.records import Books
 from surefoot.tiers.base import Tier
-from surefoot.wire import Body
 
 _DRAIN_S = 900.0
 """Bound on finishing what is under way when everybody has left."""

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from surefoot.clock import boot_s, wall_s
 from surefoot.core.layout import events_key
 from surefoot.errors import TierError
 from surefoot.events import Event, describe, make_event
+from surefoot.host.clock import boot_s, wall_s
 from surefoot.tiers.base import Tier
 
 UPLOAD_EVERY_S = 30.0

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.clock import boot_s
 from surefoot.errors import SurefootError
-from surefoot.home import base_directory
+from surefoot.host.clock import boot_s
+from surefoot.ipc.home import base_directory
 from surefoot.scenario.processes import MARK_VARIABLE, kill_marked
 
 _LOOK_EVERY_S = 0.02

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 import surefoot
 from surefoot.bench.worker import Training
-from surefoot.board import Board, NodeWord
+from surefoot.ipc.board import Board, NodeWord
 
 _NEVER_DUE_S = 1e9
 _NO_STAGING = 1 << 40

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from surefoot.scenario.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
+from surefoot.demo.demo import MIN_STEPS, DemoConfig, DemoResult, run_demo
+from surefoot.demo.methods.compare import PeerResult
+from surefoot.demo.methods.methods import METHODS
 from surefoot.scenario.engine import View
 from surefoot.scenario.events import LASTING, Event, Strike
 from surefoot.scenario.network import isolate
-from surefoot.scenario.peers.compare import PeerResult
-from surefoot.scenario.peers.methods import METHODS
 from surefoot.scenario.verdict import Recovery
 
 _LEAVE_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -42,9 +42,9 @@ def ls(
 
 
 async def _read(run: str, disk: list[str], *, all_: bool) -> tuple[Survey, list[Checkpoint]]:
-    from surefoot.agent.books import Books
     from surefoot.inspect.checkpoints import checkpoints, copies_on, usable
     from surefoot.inspect.survey import survey
+    from surefoot.records.records import Books
     from surefoot.tiers.open import open_disks, open_tier
     from surefoot.tiers.silence import spoken_of
 

@@ -11,7 +11,7 @@ import typer
 from surefoot.cli.printing import print_json, say
 
 if TYPE_CHECKING:
-    from surefoot.finops.planner import Plan
+    from surefoot.money.planner import Plan
 
 _JOB, _COSTS, _PRICES, _LIMITS, _MONTHS, _OUT = (
     "the job",
@@ -102,8 +102,8 @@ def plan(
 ) -> None:
     """What a run costs on on-demand, reserved and spot nodes and on the best mix, and which checkpointing pays."""
     # Imported here: numpy and the planner are nothing that other commands should wait for.
-    from surefoot.finops.form import Form, example_options, request_of
-    from surefoot.finops.planner import make_plan
+    from surefoot.money.form import Form, example_options, request_of
+    from surefoot.money.planner import make_plan
 
     given = {name: value for name, value in locals().items() if name in Form.__dataclass_fields__ and value is not None}
     if example:
@@ -115,7 +115,7 @@ def plan(
 
 
 def _write_page(answer: Plan, path: Path) -> None:
-    from surefoot.finops.page import plan_page
+    from surefoot.money.page import plan_page
 
     path.write_text(plan_page(answer), encoding="utf-8")
 
@@ -123,8 +123,8 @@ def _write_page(answer: Plan, path: Path) -> None:
 def _print(answer: Plan, as_json: bool, html: Path | None) -> None:
     from rich.console import Console
 
-    from surefoot.finops.as_json import plan_json
-    from surefoot.finops.as_text import print_plan
+    from surefoot.money.as_json import plan_json
+    from surefoot.money.as_text import print_plan
 
     if as_json:
         print_json(plan_json(answer))

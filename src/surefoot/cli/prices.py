@@ -11,9 +11,9 @@ import typer
 
 from surefoot.cli.printing import print_json, print_table, say
 from surefoot.errors import ConfigError
-from surefoot.finops import catalogue
-from surefoot.finops.catalogue import Price
-from surefoot.finops.units import parse_usd_per_hour, show_share
+from surefoot.money import catalogue
+from surefoot.money.catalogue import Price
+from surefoot.money.units import parse_usd_per_hour, show_share
 
 
 def register(app: typer.Typer) -> None:
@@ -151,7 +151,7 @@ def _without_spot(rows: list[Price]) -> list[str]:
 
 
 def _print_discounts(rows: list[Price]) -> None:
-    from surefoot.finops import advisor  # numpy: nothing that other commands should wait for
+    from surefoot.money import advisor  # numpy: nothing that other commands should wait for
 
     lines = [
         (price.instance_type, f"{price.provider} {price.region}", show_share(share), price.source)

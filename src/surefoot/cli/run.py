@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from surefoot.agent_config import DEFAULT_GRACE_S, AgentConfig, Options
 from surefoot.errors import ConfigError
-from surefoot.supervisor import LaunchConfig, Supervisor
+from surefoot.launch.config import DEFAULT_GRACE_S, AgentConfig, Options
+from surefoot.launch.supervisor import LaunchConfig, Supervisor
 
 
 def register(app: typer.Typer) -> None:

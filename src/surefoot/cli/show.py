@@ -9,14 +9,14 @@ import typer
 
 from surefoot.cli import printing
 from surefoot.cli.arguments import AsJson, Run, Step
-from surefoot.clock import wall_s
+from surefoot.host.clock import wall_s
 
 if TYPE_CHECKING:
-    from surefoot.agent.books import Books
     from surefoot.core.layout import StepId
     from surefoot.inspect.checkpoints import Checkpoint
     from surefoot.inspect.detail import RunDetail, StepDetail
     from surefoot.inspect.survey import Survey
+    from surefoot.records.records import Books
 
 _SHOWN = 40
 """Rows of a table before the rest is only counted; JSON has them all."""
@@ -41,10 +41,10 @@ def show(run: Run, step: Step = None, as_json: AsJson = False) -> None:
 
 
 async def _read(run: str, step: str | None) -> RunDetail | StepDetail:
-    from surefoot.agent.books import Books
     from surefoot.inspect.checkpoints import checkpoints, parse_selector
     from surefoot.inspect.detail import run_detail
     from surefoot.inspect.survey import survey
+    from surefoot.records.records import Books
     from surefoot.tiers.open import open_tier
     from surefoot.tiers.silence import spoken_of
 

@@ -67,7 +67,7 @@ class Report:
 
     leaves: tuple[Leaf, ...]
     structure: str
-    """JSON text of the tree (see `surefoot.trainer.flatten`)."""
+    """JSON text of the tree (see `surefoot.trainer.state.flatten`)."""
 
     def to_json(self) -> dict[str, Any]:
         return {"leaves": [leaf.to_json() for leaf in self.leaves], "structure": self.structure}
@@ -112,7 +112,7 @@ class Plan:
     mismatched: tuple[str, ...] = field(default=(), compare=False)
     """Leaves claimed to be the same on several ranks whose bytes differed: kept by each rank. Not part of the hash."""
     twins: tuple[tuple[int, int], ...] = ()
-    """A rank whose image has a second copy in memory, and the rank that keeps it (see `surefoot.core.twins`)."""
+    """A rank whose image has a second copy in memory, and the rank that keeps it (see `surefoot.core.replicas`)."""
 
     @cached_property
     def body(self) -> dict[str, Any]:

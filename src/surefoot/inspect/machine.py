@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot import wire
-from surefoot.agent.books import Books
-from surefoot.board import Board, NodeWord, RankWord
 from surefoot.errors import AgentError, ConfigError, RunBusyError, SurefootError
-from surefoot.home import Found, base_directory, clean_run, find_runs
+from surefoot.ipc import wire
+from surefoot.ipc.board import Board, NodeWord, RankWord
+from surefoot.ipc.home import Found, base_directory, clean_run, find_runs
+from surefoot.records.records import Books
 from surefoot.tiers.open import open_tier
 from surefoot.tiers.silence import spoken_of
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import xxhash
 
-from surefoot.agent.image_hash import BlockHash
 from surefoot.core.frozen import named_by
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range, cut
 from surefoot.errors import CorruptError
 from surefoot.inspect.progress import Progress
+from surefoot.records.image_hash import BlockHash
 from surefoot.tiers.base import Tier
 from surefoot.tiers.read_ahead import read_ahead
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from surefoot.agent.books import Books
 from surefoot.core.documents import Fields, unseal
 from surefoot.core.layout import (
     COMMITS,
@@ -31,6 +30,7 @@ from surefoot.core.manifest import Generation, Manifest, RunRecord
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError, TierError
 from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.problems import Findings, Problem
+from surefoot.records.records import Books
 from surefoot.tiers.base import Tier
 
 _TOMBSTONE_BYTES = 256

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from surefoot.agent.books import Books
 from surefoot.core.frozen import FrozenFile
 from surefoot.core.layout import EVENTS, StepId, commit_key, generation_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
@@ -20,6 +19,7 @@ from surefoot.inspect.problems import Findings, Problem
 from surefoot.inspect.progress import Progress, Silent
 from surefoot.inspect.shards import check_ack, check_record, check_shard
 from surefoot.inspect.survey import Survey, survey
+from surefoot.records.records import Books
 from surefoot.tiers.base import Tier
 
 _SHARDS_AT_ONCE = 4

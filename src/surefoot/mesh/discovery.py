@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from surefoot.clock import boot_s
 from surefoot.core.documents import seal, unseal
 from surefoot.core.layout import agent_key, agents_prefix, is_round, parse_agent
 from surefoot.core.presence import Census, Presence, count, spans
@@ -22,6 +21,7 @@ from surefoot.errors import (
     TierDeniedError,
     TierError,
 )
+from surefoot.host.clock import boot_s
 from surefoot.mesh.member import Place
 from surefoot.tiers.base import Entry, Tier
 

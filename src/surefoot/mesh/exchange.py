@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from surefoot.errors import AgentError, SurefootError, WireError
-from surefoot.wire import Body
+from surefoot.ipc.wire import Body
 
 Hear = Callable[[str, Body], None]
 """Told the sending node and the body. Must not wait: it runs where connections are read, one message after another."""

@@ -19,7 +19,7 @@ from hashlib import sha256
 
 from surefoot.core.documents import compact, parse_json
 from surefoot.errors import CorruptError, WireError
-from surefoot.wire import Body
+from surefoot.ipc.wire import Body
 
 MAX_PLAIN_BYTES = 1024
 """A frame from somebody who has proved nothing."""

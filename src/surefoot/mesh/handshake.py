@@ -28,10 +28,10 @@ from hashlib import sha256
 from surefoot.core.documents import compact
 from surefoot.core.layout import is_node_name
 from surefoot.errors import WireError
+from surefoot.ipc.wire import Body
 from surefoot.mesh.channel import Channel
 from surefoot.mesh.frames import WHOLE, Opener, Sealer, decode, plain, receive_plain
 from surefoot.mesh.secret import RoundKey, derive
-from surefoot.wire import Body
 
 PROTOCOL = "surefoot mesh 1"
 _NONCE_BYTES = 32

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
+from surefoot.ipc.wire import Body
 from surefoot.mesh.channel import Channel
 from surefoot.mesh.frames import decode
 from surefoot.mesh.handshake import Session
 from surefoot.mesh.outbox import Joiner, Outbox
-from surefoot.wire import Body
 
 
 class Link:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from surefoot.core.documents import compact
 from surefoot.errors import SurefootError, WireError
+from surefoot.ipc.wire import Body
 from surefoot.mesh.channel import Channel
 from surefoot.mesh.exchange import Handlers, Questions
 from surefoot.mesh.handshake import Session
 from surefoot.mesh.link import Link
 from surefoot.mesh.outbox import Outbox
-from surefoot.wire import Body
 
 Place = tuple[str, int]
 """Address and port."""

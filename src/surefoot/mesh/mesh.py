@@ -12,12 +12,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from surefoot.clock import boot_s
 from surefoot.core import liveness
 from surefoot.core.layout import is_node_name
 from surefoot.core.liveness import Bounds, View
 from surefoot.core.presence import MAX_PORT
 from surefoot.errors import AgentError, ConfigError, UsageError, WireError
+from surefoot.host.clock import boot_s
+from surefoot.ipc.wire import Body
 from surefoot.mesh.channel import DEFAULT_HANDSHAKE_S, Channel, connect, enter, is_loopback
 from surefoot.mesh.door import Door
 from surefoot.mesh.exchange import Answer, Handlers, Hear
@@ -25,7 +26,6 @@ from surefoot.mesh.handshake import Me, Session, answer, dial, new_life
 from surefoot.mesh.member import Member, Place
 from surefoot.mesh.outbox import Outbox
 from surefoot.mesh.secret import RoundKey
-from surefoot.wire import Body
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DIALS_AT_ONCE = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from surefoot.agent.books import Books
 from surefoot.core.layout import StepId
+from surefoot.records.records import Books
 from surefoot.tiers.open import open_tier
 
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.board import NodeWord
-from surefoot.clock import boot_s, wall_s
 from surefoot.exits import EVICTED, FINISHED
+from surefoot.host.clock import boot_s, wall_s
+from surefoot.ipc.board import NodeWord
 from surefoot.scenario.events import LASTING, Event, Kind, Strike
 from surefoot.scenario.faults import Fault, fault_of
 from surefoot.scenario.job import Job, Link, Node, Pausable

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from surefoot.board import Board, NodeWord, Phase, RankWord
 from surefoot.errors import SurefootError
 from surefoot.exits import EVICTED
-from surefoot.home import BASE_VARIABLE
+from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
+from surefoot.ipc.home import BASE_VARIABLE
 from surefoot.scenario.processes import (
     MARK_VARIABLE,
     command_of,

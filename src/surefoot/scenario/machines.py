@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from surefoot.s3_server import S3Server, free_ports
 from surefoot.scenario.job import Link
 from surefoot.scenario.network import Host, Network, is_isolated
+from surefoot.scenario.s3_server import S3Server, free_ports
 
 _STORE = "store"
 _MEETING_PORT = 29400

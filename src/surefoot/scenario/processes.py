@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from surefoot.clock import boot_s
+from surefoot.host.clock import boot_s
 
 MARK_VARIABLE = "SUREFOOT_SCENARIO"
 _LOOK_EVERY_S = 0.002

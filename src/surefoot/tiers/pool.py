@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from surefoot.errors import TierError
-from surefoot.priority import give_way
+from surefoot.host.priority import give_way
 
 P = ParamSpec("P")
 T = TypeVar("T")

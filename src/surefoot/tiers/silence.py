@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from surefoot.clock import boot_s
 from surefoot.errors import ObjectExistsError, ObjectMissingError, TierDeniedError, TierFullError
 from surefoot.events import describe
+from surefoot.host.clock import boot_s
 from surefoot.tiers.base import Entry, Tier
 
 SILENT_AFTER_S = 5.0

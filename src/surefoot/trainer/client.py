@@ -18,11 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from surefoot import errors, wire
-from surefoot.clock import boot_s
+from surefoot import errors
 from surefoot.errors import AgentError, SurefootError, UsageError
 from surefoot.exits import SUPERSEDED, Evicted, Superseded
-from surefoot.wire import Body
+from surefoot.host.clock import boot_s
+from surefoot.ipc import wire
+from surefoot.ipc.wire import Body
 
 _TICK_S = 0.1
 _RETRY_S = 0.05

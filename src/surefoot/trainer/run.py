@@ -8,12 +8,12 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
-from surefoot.agent_config import OPTION_NAMES, Options
-from surefoot.board import NodeWord
-from surefoot.clock import boot_s
 from surefoot.core.documents import compact
 from surefoot.errors import ConfigError, UsageError
-from surefoot.trainer.boundary import Save, Staging
+from surefoot.host.clock import boot_s
+from surefoot.ipc.board import NodeWord
+from surefoot.launch.config import OPTION_NAMES, Options
+from surefoot.trainer.boundary.boundary import Save, Staging
 from surefoot.trainer.session import Session, Wishes
 
 

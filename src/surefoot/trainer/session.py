@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent_config import AgentConfig, Options
-from surefoot.board import Board, Phase, RankWord
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, SurefootError, UsageError
 from surefoot.exits import EVICTED_UNSAVED, Evicted, bound_end, hasten_end, let_end
-from surefoot.home import Use
-from surefoot.spawn import find_or_spawn, launch_key
-from surefoot.trainer.agreement import Agreement, GlooAgreement, LoneAgreement
-from surefoot.trainer.board_agreement import BoardAgreement
-from surefoot.trainer.boundary import Boundary, Save, Staging
+from surefoot.ipc.board import Board, Phase, RankWord
+from surefoot.ipc.home import Use
+from surefoot.ipc.wire import Body
+from surefoot.launch.config import AgentConfig, Options
+from surefoot.launch.spawn import find_or_spawn, launch_key
+from surefoot.trainer.boundary.agreement import Agreement, GlooAgreement, LoneAgreement
+from surefoot.trainer.boundary.board_agreement import BoardAgreement
+from surefoot.trainer.boundary.boundary import Boundary, Save, Staging
+from surefoot.trainer.boundary.environment import AGENT_VARIABLE, Ranks, check_platform, find_ranks, own_agent_config
+from surefoot.trainer.boundary.page import Page
+from surefoot.trainer.boundary.signals import SIGTERM_BYTE, SigtermNotice
 from surefoot.trainer.client import AgentClient, Refused
-from surefoot.trainer.data import Position
-from surefoot.trainer.fit import Fit
-from surefoot.trainer.page import Page
-from surefoot.trainer.place import AGENT_VARIABLE, Ranks, check_platform, find_ranks, own_agent_config
-from surefoot.trainer.registry import Registry
-from surefoot.trainer.restore import MappedImage, map_image, unclaimed
-from surefoot.trainer.signals import SIGTERM_BYTE, SigtermNotice
-from surefoot.wire import Body
+from surefoot.trainer.data.position import Position
+from surefoot.trainer.restore.fit import Fit
+from surefoot.trainer.restore.restore import MappedImage, map_image, unclaimed
+from surefoot.trainer.state.registry import Registry
 
 _FAILED_END_WITHIN_S = 60.0
 """For a failed script's own handlers of its end; the other ranks cannot go on meanwhile."""

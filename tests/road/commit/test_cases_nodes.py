@@ -15,7 +15,7 @@ from machines import Agent, Machine, MakeMachine, Trainer, wait_for
 
 from surefoot.exits import FINISHED
 
-SOON_DEAD = {"fleet.DEAD_AFTER_S": 1.0}
+SOON_DEAD = {"agent.nodes.membership.DEAD_AFTER_S": 1.0}
 
 
 class Pair:
@@ -249,7 +249,7 @@ def test_a_machine_that_never_sees_the_newest_checkpoint(
 ) -> None:
     """Nobody waits for ever: both start from the one before, and the one that is passed over is named."""
     _saved_twice(machine, tmp_path / "run")
-    bounds = {"choosing._LISTED_WITHIN_S": 0.5}
+    bounds = {"agent.start.choosing._LISTED_WITHIN_S": 0.5}
     pair = Pair(machine, tmp_path / "run", bounds=bounds, seconds=stale(tmp_path / "run"))
     assert pair.begin("round-0002") == 1
     said = [event["what"] for event in pair.machines[0].events("warning")]

@@ -11,7 +11,7 @@ from machines import Machine, MakeMachine, wait_for
 
 from surefoot.core.image import PAGE_BYTES
 from surefoot.core.layout import StepId
-from surefoot.segment import Sealed, Segment, open_segment_file
+from surefoot.ipc.segment import Sealed, Segment, open_segment_file
 
 IN_MEMORY = StepId(3, 1)
 WORDS = {

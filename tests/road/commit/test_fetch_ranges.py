@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.agent import reading
-from surefoot.agent.image_hash import ImageHash
-from surefoot.agent.places import CopiesPlace, RunPlace
-from surefoot.agent.reading import Fetched, Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
+from surefoot.agent.start import reading
+from surefoot.agent.start.reading import Fetched, Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
+from surefoot.agent.start.sources import CopiesPlace, RunPlace
 from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.ranges import Range, in_blocks, total_bytes
 from surefoot.errors import TierError
+from surefoot.records.image_hash import ImageHash
 from surefoot.tiers.disk import DiskTier
 
 BLOCK = 10_000

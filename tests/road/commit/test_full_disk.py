@@ -12,7 +12,7 @@ from machines import Machine, MakeMachine, wait_for
 
 from surefoot.core.cadence import Cadence
 
-ALARM = {"agent._AGE_LIMIT_S": 0.5, "agent._AGE_LOOK_S": 0.05}
+ALARM = {"agent.agent._AGE_LIMIT_S": 0.5, "agent.agent._AGE_LOOK_S": 0.05}
 
 
 def full(tmp_path: Path) -> tuple[Path, dict[str, str]]:
@@ -126,7 +126,7 @@ def test_a_start_on_a_full_disk_says_what_to_free_and_changes_nothing(machine: M
 def test_space_is_made_of_what_was_given_up(machine: MakeMachine, small_disk: Path) -> None:
     """A disk for four checkpoints and thirty saves: given-up ones go at once instead of an hour later."""
     run = small_disk / "run"
-    place = machine(run, bounds={"shipping._RETENTION_EVERY_S": 0.0})
+    place = machine(run, bounds={"agent.save.shipping._RETENTION_EVERY_S": 0.0})
     place.start(1)
     place.went_on_from(place.open(own_bytes=600_000))
     for step in range(1, 31):
@@ -157,7 +157,7 @@ def test_room_for_records_is_enough(machine: MakeMachine, small_disk: Path) -> N
 def test_tries_of_a_save_do_not_fill_the_disk_themselves(machine: MakeMachine, small_disk: Path) -> None:
     """Room for one of two ranks' shards: however often it is tried, at most one a step is left, and later none."""
     run = small_disk / "run"
-    place = machine(run, bounds={"shipping._RETENTION_EVERY_S": 0.0})
+    place = machine(run, bounds={"agent.save.shipping._RETENTION_EVERY_S": 0.0})
     place.start(2)
     place.went_on_from(place.open(own_bytes=300_000))
     for step in (1, 2):

@@ -13,9 +13,9 @@ import pytest
 from machines import Machine, MakeMachine
 from plain_s3 import PlainS3
 
-from surefoot import wire
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED
-from surefoot.s3_server import S3Server
+from surefoot.ipc import wire
+from surefoot.scenario.s3_server import S3Server
 
 SMALL = {"stall_s": 1.0}
 """After which a request is given up."""

@@ -13,7 +13,7 @@ from machines import Machine, MakeMachine, wait_for
 
 from surefoot.exits import SUPERSEDED
 
-NO_PAUSE = {"shipping._RETENTION_EVERY_S": 0.0}
+NO_PAUSE = {"agent.save.shipping._RETENTION_EVERY_S": 0.0}
 
 
 def superseded(place: Machine) -> None:
@@ -174,7 +174,7 @@ def test_a_paused_collector_takes_nothing_that_the_new_lineage_needs(
 ) -> None:
     """Stopped before it gives up or deletes step 1; another launch has to go back so far, and still can later."""
     run = tmp_path / "run"
-    bounds = {**NO_PAUSE, "keeper.SWEEP_DELAY_S": 0.0 if call == "unlink" else 3600.0}
+    bounds = {**NO_PAUSE, "agent.save.retention.SWEEP_DELAY_S": 0.0 if call == "unlink" else 3600.0}
     paused, taker, later = machine(run, bounds=bounds), machine(run, bounds=NO_PAUSE), machine(run)
     paused.begin(1, {"kind": "stop", "call": call, "name": name})
     for step in (1, 2, 3):

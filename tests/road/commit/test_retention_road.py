@@ -9,7 +9,7 @@ import evidence
 import pytest
 from machines import Machine, MakeMachine, wait_for
 
-NOW = {"shipping._RETENTION_EVERY_S": 0.0, "keeper.SWEEP_DELAY_S": 0.0}
+NOW = {"agent.save.shipping._RETENTION_EVERY_S": 0.0, "agent.save.retention.SWEEP_DELAY_S": 0.0}
 
 
 def visible(run: Path) -> list[evidence.At]:

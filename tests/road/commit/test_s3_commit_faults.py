@@ -12,7 +12,7 @@ from fault_proxy import Fault, FaultProxy, Request, status, unavailable
 from machines import Machine, Nursery
 from plain_s3 import PlainS3
 
-from surefoot.s3_server import S3Server
+from surefoot.scenario.s3_server import S3Server
 
 SMALL = {"stall_s": 1.5}
 """A request that hangs, and the store library's own repetitions, end after this."""
@@ -267,7 +267,7 @@ def truncated(past: Bucket, prefix: str, number: int) -> bytes:
 def test_a_listing_that_breaks_off_starts_nobody_at_an_older_step(past: Bucket, prefix: str, number: int) -> None:
     """A page that says it is truncated and names no continuation: refused, or made up for by what else is known."""
     page, hit = truncated(past, prefix, number), listing(prefix)
-    with past.machine(name(), through_proxy=True, bounds={"choosing._LISTED_WITHIN_S": 1.0}) as place:
+    with past.machine(name(), through_proxy=True, bounds={"agent.start.choosing._LISTED_WITHIN_S": 1.0}) as place:
         with past.proxy.armed(lambda request: page if hit(request) else None):
             agent = place.start(1, SMALL)
             opened = place.open()[0] if agent.error is None else agent.answer

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from evictions import SUREFOOT, Evicted
 
-from surefoot.board import NodeWord
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED
+from surefoot.ipc.board import NodeWord
 
 Start = Callable[..., Evicted]
 

@@ -15,8 +15,8 @@ import pytest
 from machines import Machine, MakeMachine, wait_for
 from slow_link import SlowLink
 
-from surefoot import wire
-from surefoot.s3_server import S3Server
+from surefoot.ipc import wire
+from surefoot.scenario.s3_server import S3Server
 
 IMAGE_BYTES = 3_000_000
 LINK_BYTES_PER_S = 1e6
@@ -25,7 +25,7 @@ BEGUN_SHARE = 0.5
 """Of the periodic save that has passed the slowest link when the notice comes."""
 WINDOW_SHARE = 0.8
 """Of a save's time, left for uploads after the notice: enough for the other half of the one, not for a whole."""
-PATIENT = {"precedence._REPORTED_WITHIN_S": 20.0}
+PATIENT = {"agent.evict.precedence._REPORTED_WITHIN_S": 20.0}
 """A machine that is busy with other tests is no silent node."""
 
 Nodes = Callable[[int], "Cluster"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from surefoot.agent.books import Books
-from surefoot.agent.frozen_files import FrozenFiles
+from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.core.frozen import FrozenFile
 from surefoot.core.layout import ShardId, StepId, frozen_key
 from surefoot.core.manifest import Manifest, Shard
+from surefoot.records.records import Books
 from surefoot.tiers.disk import DiskTier
 from surefoot.tiers.open import open_disks
 

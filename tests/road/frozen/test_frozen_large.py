@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lora import Lora
 
-from surefoot.memory_room import available_bytes
+from surefoot.host.memory import available_bytes
 
 QLORA = Path(__file__).with_name("qlora_job.py")
 MIB = 1 << 20

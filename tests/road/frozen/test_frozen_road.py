@@ -16,12 +16,12 @@ import xxhash
 from lora import TOTAL, Lora, flip
 from safetensors.torch import load_file
 
-from surefoot.agent.books import Books
 from surefoot.inspect.checkpoints import Checkpoint, checkpoints
 from surefoot.inspect.detail import RunDetail, run_detail
 from surefoot.inspect.survey import survey
 from surefoot.inspect.verify import Verdict, verify
-from surefoot.s3_server import S3Server
+from surefoot.records.records import Books
+from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
 MIB = 1024 * 1024

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import surefoot
 import surefoot.errors
-from surefoot.home import base_directory
+from surefoot.ipc.home import base_directory
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))

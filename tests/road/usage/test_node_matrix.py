@@ -23,8 +23,8 @@ from surefoot.core.documents import unseal
 from surefoot.core.image import PAGE_BYTES
 from surefoot.core.layout import parse_commit
 from surefoot.core.manifest import Manifest
-from surefoot.s3_server import S3Server
-from surefoot.segment import open_segment_file
+from surefoot.ipc.segment import open_segment_file
+from surefoot.scenario.s3_server import S3Server
 
 SCENES = Path(__file__).with_name("node_matrix_scenes.py")
 SAVED_STEPS, TOTAL = 4, 6

@@ -16,8 +16,8 @@ import pytest
 from stage import Stage
 from warm import free_port, processes_with, until
 
-from surefoot.board import Board, NodeWord, Phase
 from surefoot.exits import SUPERSEDED
+from surefoot.ipc.board import Board, NodeWord, Phase
 
 SCENES = Path(__file__).with_name("node_scenes.py")
 
@@ -88,7 +88,7 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
 
 _SLOW_TO_COME_BACK = """#!{python}
 import asyncio, runpy, sys
-import surefoot.agent.fleet as fleet
+import surefoot.agent.nodes.membership as fleet
 announce = fleet.announce
 async def late(tier, nonce, mine, *, instead):
     if instead:

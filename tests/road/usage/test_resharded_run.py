@@ -24,8 +24,8 @@ from surefoot.core.layout import parse_shard
 from surefoot.core.manifest import Manifest
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range, in_blocks, total_bytes
-from surefoot.s3_server import S3Server
-from surefoot.segment import Sealed, Segment, open_segment_file
+from surefoot.ipc.segment import Sealed, Segment, open_segment_file
+from surefoot.scenario.s3_server import S3Server
 
 SCENES = Path(__file__).with_name("reshard_road_scenes.py")
 

@@ -111,7 +111,7 @@ def test_opened_on_one_rank_only(stage: Stage) -> None:
     """The missing rank is named within the agent's patience, shortened here by a program that is the agent's."""
     impatient = stage.place / "impatient"
     impatient.write_text(
-        f"#!{sys.executable}\nimport runpy, sys\nimport surefoot.agent.opening as opening\n"
+        f"#!{sys.executable}\nimport runpy, sys\nimport surefoot.agent.start.opening as opening\n"
         "opening.COMPLETE_WITHIN_S = 1.0\nsys.argv = sys.argv[2:]\n"
         "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
     )

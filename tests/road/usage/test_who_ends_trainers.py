@@ -57,7 +57,7 @@ def test_the_agent_ends_the_others_with_torchrun_standing_still(stage: Stage) ->
         )
     try:
         until(lambda: '["hangs", 0]' in output.read_text(), "rank 0 to hang", 240.0)
-        torchrun = _only(_children(supervisor.pid), "surefoot.launch")
+        torchrun = _only(_children(supervisor.pid), "surefoot.launch.torchrun")
         trainers = {_rank(pid): pid for pid in _children(torchrun)}
         os.kill(torchrun, signal.SIGSTOP)
         os.kill(trainers["RANK=1"], signal.SIGKILL)

@@ -1,0 +1,210 @@
+"""Checks: before an image that must be whole every rank asks whether all must plan again; all get the same answer.
+
+An image that some ranks only want to take (a save() that the others do not call) would be waited for without a word.
+So who has not come is asked of the nodes that lack ranks, said once, and answered as an error where it is certain that
+they never will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.journal import Journal
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.status import Situation
+from surefoot.core.documents import Fields
+from surefoot.core.layout import StepId
+from surefoot.core.presence import spans
+from surefoot.errors import AgentError, SurefootError
+from surefoot.host.clock import boot_s
+from surefoot.ipc.board import RankWord
+from surefoot.ipc.wire import Body
+
+_LOOK_EVERY_S = 4.0
+"""Also how long the ranks that have come wait before it is spoken of."""
+_TELL_WITHIN_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Check:
+    """One image that ranks of this node want to take."""
+
+    generation: int
+    step: int
+    began_s: float
+    asked: dict[int, tuple[Worker, Body]] = field(default_factory=dict)
+    """By rank."""
+    told: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def what(self) -> str:
+        return f"check {self.generation} {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """Who has not come."""
+
+    ranks: dict[str, list[int]]
+    """By node."""
+    past: dict[str, list[int]]
+    """Those of them that went on without it."""
+    silent: list[str]
+    """Nodes that do not say."""
+
+
+class Checks:
+    """One node's part."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        crew: Crew,
+        situation: Situation,
+        journal: Journal,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._fleet = fleet
+        self._crew = crew
+        self._situation = situation
+        self._journal = journal
+        self._spawn = spawn
+        self._open: _Check | None = None
+        """Some ranks of this node have come to it, and some have not."""
+        self._whole = ""
+        """The last one to which all of them have."""
+        self._reports: dict[int, StepId] = {}
+        """By rank: the last step at whose end it reported for a plan."""
+        fleet.answer("absent", self._tell_absent)
+
+    async def ask(self, worker: Worker, body: Body) -> None:
+        """A rank has come. With this node's last one the other nodes are waited for, and all are answered."""
+        if self._open is None:
+            step = Fields(body, "check").integer("step")
+            self._open = _Check(self._situation.generation.number, step, boot_s())
+            self._spawn(self._watch(self._open))
+        check = self._open
+        check.asked[worker.rank] = (worker, body)
+        if len(check.asked) == worker.local_world_size:
+            self._open, self._whole = None, check.what
+            self._spawn(self._answer(check))
+
+    def reported(self, worker: Worker, body: Body) -> None:
+        """A rank reports for a plan: at that step's end it asks nothing any more."""
+        self._reports[worker.rank] = StepId.of(Fields(body, "report"))
+
+    def forget(self) -> None:
+        """This node's ranks are gone."""
+        self._reports.clear()
+        if self._open is not None:
+            self._open.over.set()
+            self._open = None
+
+    async def _answer(self, check: _Check) -> None:
+        drift = any(bool(request.get("drift")) for _worker, request in check.asked.values())
+        try:
+            brought = await self._fleet.gather(check.what, {"drift": drift})
+            answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
+            if check.told:
+                self._journal.record("save_goes_on", step=check.step, seconds=round(boot_s() - check.began_s, 1))
+        except AgentError as error:
+            answer = {"error": str(error), "kind": "AgentError"}
+        if not check.over.is_set():
+            check.over.set()
+            for worker, request in check.asked.values():
+                await worker.link.reply(request, **answer)
+
+    # ------------------------------------------------------------------ who has not come
+
+    async def _watch(self, check: _Check) -> None:
+        while not check.over.is_set():
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await check.over.wait()
+            except TimeoutError:
+                await self._look(check)
+
+    async def _look(self, check: _Check) -> None:
+        absent = await self._absent(check)
+        if check.over.is_set():
+            return
+        if not check.told and (absent.ranks or absent.silent):
+            check.told = True
+            self._journal.record(
+                "save_waits",
+                step=check.step,
+                ranks=sorted(check.asked),
+                missing=absent.ranks,
+                silent=absent.silent,
+                seconds=round(boot_s() - check.began_s, 1),
+            )
+        if absent.past:
+            check.over.set()
+            for worker, request in check.asked.values():
+                why = _why(worker.rank, check.step, absent.past)
+                await worker.link.reply(request, error=why, kind="UsageError")
+
+    async def _absent(self, check: _Check) -> _Absent:
+        me, found = self._fleet.me, _Absent({}, {}, [])
+        self._sort(found, me, self._absent_here(check.generation, check.step))
+        others = [node for node in self._fleet.lacking(check.what) if node != me]
+        for node, ranks in zip(others, await asyncio.gather(*(self._ask(node, check) for node in others)), strict=True):
+            self._sort(found, node, ranks)
+        return found
+
+    async def _ask(self, node: str, check: _Check) -> list[tuple[int, bool]] | None:
+        question = {"op": "absent", "generation": check.generation, "step": check.step}
+        try:
+            answer = Fields(await self._fleet.ask(node, question, _TELL_WITHIN_S), "absent")
+            return [(int(rank), bool(past)) for rank, past in answer.items("ranks")]
+        except SurefootError:
+            # Named as one that does not say.
+            return None
+
+    @staticmethod
+    def _sort(found: _Absent, node: str, ranks: list[tuple[int, bool]] | None) -> None:
+        if ranks is None:
+            found.silent.append(node)
+        for rank, past in ranks or ():
+            found.ranks.setdefault(node, []).append(rank)
+            if past:
+                found.past.setdefault(node, []).append(rank)
+
+    async def _tell_absent(self, _node: str, body: Body) -> Body:
+        fields = Fields(body, "absent")
+        return {"ranks": [list(one) for one in self._absent_here(fields.integer("generation"), fields.integer("step"))]}
+
+    def _absent_here(self, generation: int, step: int) -> list[tuple[int, bool]]:
+        """Ranks of this node that have not come to that step's check, and whether they are past it."""
+        situation = self._situation
+        if not situation.has_generation or situation.generation.number != generation:
+            raise AgentError("in another generation")
+        what = f"check {generation} {step}"
+        if what == self._whole:
+            return []
+        here = self._open.asked if self._open is not None and self._open.what == what else {}
+        absent = [worker for worker in self._crew.workers if worker.rank not in here]
+        return [(worker.rank, self._is_past(worker, generation, step)) for worker in absent]
+
+    def _is_past(self, worker: Worker, generation: int, step: int) -> bool:
+        """It took the step without asking, finished a later one, or left: it will never ask."""
+        reported = self._reports.get(worker.rank)
+        if reported is not None and reported.generation == generation and reported.step >= step:
+            return True
+        board, rank = self._situation.board, worker.local_rank
+        if board.rank(rank, RankWord.SEALED_GENERATION) != generation:
+            return False
+        return board.rank(rank, RankWord.SEALED) > step or board.rank(rank, RankWord.FINISHED) > step + 1
+
+
+def _why(rank: int, step: int, past: dict[str, list[int]]) -> str:
+    who = "; ".join(f"rank(s) {spans(ranks)} of node {node}" for node, ranks in past.items())
+    return (
+        f"rank {rank} takes step {step} (save(), or its last step), and {who} went on without: "
+        "call save() on every rank, and give every rank the same total"
+    )

@@ -1,0 +1,52 @@
+"""Pins: slots that must not be reused while somebody reads them. Trainers grant them; the dead keep theirs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.memory.memory import Held, ImageSet
+from surefoot.core.documents import Fields
+from surefoot.ipc.segment import Segment
+from surefoot.ipc.wire import Body
+
+_GRANT_WITHIN_S = 2.0
+
+
+class Pins:
+    """Asks trainers to keep or to release slots."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._grants: dict[tuple[int, int, int], asyncio.Future[bool]] = {}
+
+    async def pin(self, images: ImageSet) -> bool:
+        """Keep a whole set. False if a part of it moved on before it could be kept."""
+        try:
+            async with asyncio.timeout(_GRANT_WITHIN_S):
+                granted = await asyncio.gather(*(self._pin(part) for part in images.parts))
+        except TimeoutError:
+            return False
+        return all(granted) and all(part.unchanged() for part in images.parts)
+
+    async def unpin(self, rank: int, segment: Segment, slot: int, seq: int) -> None:
+        worker = self._crew.worker(rank)
+        if worker is not None:
+            await worker.link.send({"op": "unpin", "plan": segment.plan_hash, "slot": slot, "seq": seq})
+
+    def granted(self, worker: Worker, body: Body) -> None:
+        """A trainer's answer."""
+        fields = Fields(body, "granted")
+        future = self._grants.pop((worker.rank, fields.integer("slot"), fields.integer("seq")), None)
+        if future is not None and not future.done():
+            future.set_result(bool(body.get("ok")))
+
+    async def _pin(self, part: Held) -> bool:
+        worker = self._crew.worker(part.segment.rank)
+        if worker is None or worker.leaving:
+            return True
+        sealed = part.sealed
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._grants[worker.rank, sealed.slot, sealed.seq] = future
+        await worker.link.send({"op": "pin", "plan": part.segment.plan_hash, "slot": sealed.slot, "seq": sealed.seq})
+        return await future

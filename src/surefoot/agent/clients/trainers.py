@@ -1,0 +1,242 @@
+"""The crew: the trainers of this node, who is alive, and how they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from surefoot.agent.clients.server import Link
+from surefoot.core.documents import Fields
+from surefoot.errors import AgentError, UsageError
+from surefoot.ipc.board import Board, Phase, RankWord
+from surefoot.ipc.wire import Body
+
+STOP_WITHIN_S = 2.0
+"""Given to a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending workers takes 30 s."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One live trainer."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    incarnation: int
+    pid: int
+    pidfd: int
+    link: Link
+    hello: Body
+    leaving: bool = False
+    """It said goodbye: its end is no loss."""
+    failed: bool = False
+    """It said goodbye because of an error of its own: the others cannot go on without it."""
+    left: bool = False
+    """It closed its connection after its goodbye; its process may live on and come again."""
+    stopping: bool = False
+    answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
+
+
+class Crew:
+    """Registers trainers, notices their death at once, and ends them all when one is lost.
+
+    Death is seen by pidfd: a forked child that inherited the socket would hide it from an end-of-stream.
+    """
+
+    def __init__(self, board: Board, on_complete: Callable[[], None], on_gone: Callable[[Worker], None]) -> None:
+        self._board = board
+        self._on_complete = on_complete
+        self._on_gone = on_gone
+        self._workers: dict[int, Worker] = {}
+        self._launcher_pidfd = -1
+        self.changed = asyncio.Event()
+        """Set whenever somebody came or went."""
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Live trainers in rank order."""
+        return [self._workers[rank] for rank in sorted(self._workers)]
+
+    @property
+    def complete(self) -> bool:
+        workers = self.workers
+        return bool(workers) and len(workers) == workers[0].local_world_size
+
+    def worker(self, rank: int) -> Worker | None:
+        return self._workers.get(rank)
+
+    def register(self, link: Link, hello: Body) -> Worker:
+        """Take in a trainer, or a trainer's new connection after the agent was replaced.
+
+        Raises:
+            UsageError: its rank is taken, or its world is another than its neighbours'.
+        """
+        fields = Fields(hello, "hello")
+        rank = fields.integer("rank")
+        taken = self._workers.get(rank)
+        if taken is not None and taken.incarnation == fields.integer("incarnation"):
+            taken.link = link
+            return taken
+        if taken is not None and taken.left and taken.pid == link.pid:
+            self._forget(taken)
+        elif taken is not None:
+            raise UsageError(
+                f"rank {rank} of this run is already being trained on this machine by process {taken.pid}; "
+                "end that one first, or give this run another place"
+            )
+        worker = self._new_worker(link, hello, fields, rank)
+        for other in self._workers.values():
+            if other.world_size != worker.world_size:
+                os.close(worker.pidfd)
+                raise UsageError(f"rank {rank} is one of {worker.world_size}, rank {other.rank} of {other.world_size}")
+        if not hello.get("reconnect"):
+            # It does not know the board yet, and waits for our answer. The phase first: it goes with the process.
+            self._board.set_rank(worker.local_rank, RankWord.PHASE, Phase.STARTING)
+            self._board.set_rank(worker.local_rank, RankWord.PID, worker.pid)
+        self._workers[rank] = worker
+        asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
+        self.changed.set()
+        if self.complete:
+            self._on_complete()
+        return worker
+
+    def stop_all(self) -> list[int]:
+        """Tell every trainer to end now: stop word, then SIGKILL for those still there. Returns their ranks."""
+        loop = asyncio.get_running_loop()
+        told = [worker for worker in self.workers if not worker.stopping]
+        for worker in told:
+            worker.stopping = True
+            self._board.set_rank(worker.local_rank, RankWord.STOP, worker.incarnation)
+            loop.call_later(STOP_WITHIN_S, self._kill, worker)
+        return [worker.rank for worker in told]
+
+    def set_launcher(self, pid: int) -> None:
+        """The process that starts trainers again (torchrun): it must not outlive its supervisor."""
+        if self._launcher_pidfd >= 0:
+            os.close(self._launcher_pidfd)
+        try:
+            self._launcher_pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._launcher_pidfd = -1
+
+    def kill_launcher(self) -> None:
+        if self._launcher_pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._launcher_pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    async def gone(self, within_s: float | None = None) -> bool:
+        """Wait until no trainer is left. False if some are after `within_s`."""
+        return await self._none(lambda _worker: True, within_s)
+
+    async def stopped(self) -> None:
+        """Wait for the end of those who were told to end: without this agent nobody would kill them."""
+        await self._none(lambda worker: worker.stopping, 2 * STOP_WITHIN_S)
+
+    async def _none(self, of: Callable[[Worker], bool], within_s: float | None) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                while any(of(worker) for worker in self._workers.values()):
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def idle_for(self, within_s: float) -> None:
+        """Return when there were trainers, and all have said goodbye and hung up, for that long."""
+        while True:
+            self.changed.clear()
+            idle = bool(self._workers) and self.all_left
+            try:
+                async with asyncio.timeout(within_s if idle else None):
+                    await self.changed.wait()
+            except TimeoutError:
+                return
+
+    async def incomplete_for(self, within_s: float) -> None:
+        """Return when some trainers have been waiting for others that long."""
+        while True:
+            self.changed.clear()
+            waiting = bool(self._workers) and not self.complete
+            try:
+                async with asyncio.timeout(within_s if waiting else None):
+                    await self.changed.wait()
+            except TimeoutError:
+                return
+
+    def _new_worker(self, link: Link, hello: Body, fields: Fields, rank: int) -> Worker:
+        local_world_size = fields.integer("local_world_size", 1)
+        local_rank = fields.integer("local_rank")
+        if local_rank >= local_world_size:
+            raise UsageError(f"local rank {local_rank} of {local_world_size}")
+        try:
+            pidfd = os.pidfd_open(link.pid)
+        except ProcessLookupError as error:
+            raise AgentError(f"process {link.pid} ended while it was registered") from error
+        return Worker(
+            rank,
+            local_rank,
+            fields.integer("world_size", 1),
+            local_world_size,
+            fields.integer("incarnation", 1),
+            link.pid,
+            pidfd,
+            link,
+            hello,
+        )
+
+    @property
+    def all_left(self) -> bool:
+        """True if nobody here trains, though processes may live on."""
+        return all(worker.left for worker in self._workers.values())
+
+    def hung_up(self, worker: Worker) -> None:
+        """A trainer's connection ended. Its process is watched by its pidfd; this only matters after a goodbye."""
+        worker.left = worker.leaving
+        _end_answers(worker, "hung up")
+        self.changed.set()
+
+    def _forget(self, worker: Worker) -> None:
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        del self._workers[worker.rank]
+
+    def _died(self, worker: Worker) -> None:
+        self._forget(worker)
+        if self._launcher_pidfd >= 0 and (worker.failed or not worker.leaving):
+            _end_group(worker.pid)
+        _end_answers(worker, "died")
+        self.changed.set()
+        self._on_gone(worker)
+
+    def _kill(self, worker: Worker) -> None:
+        if self._workers.get(worker.rank) is worker:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+
+
+def _end_answers(worker: Worker, why: str) -> None:
+    """What it was asked is answered by nobody."""
+    for future in worker.answers.values():
+        if not future.done():
+            future.set_exception(AgentError(f"rank {worker.rank} {why}"))
+
+
+def _end_group(pid: int) -> None:
+    """End what a supervised trainer has left behind: its children would keep ports and memory from the next one.
+
+    torchrun makes each trainer the leader of a group, and ends the groups of those that live, not of one that died. A
+    process's number is not given to another one while it names a group, nor before its end was seen by its parent.
+    """
+    if pid == os.getpgrp():
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        # Nobody is left of it, or nobody whom we started.
+        return

@@ -1,0 +1,213 @@
+"""Eviction: gathers the facts that `core/eviction.py` decides by, and carries its orders out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from surefoot.agent.clients.trainers import Crew
+from surefoot.agent.evict.newest import Leftovers
+from surefoot.agent.journal import Journal
+from surefoot.agent.memory.memory import Memory
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.save.shipping import Shipper
+from surefoot.agent.status import Situation
+from surefoot.core.documents import Fields
+from surefoot.core.eviction import (
+    Count,
+    Done,
+    Facts,
+    ShipNewest,
+    StageLate,
+    Wait,
+    decide,
+    late_target,
+    margin_s,
+)
+from surefoot.core.layout import StepId
+from surefoot.host.clock import boot_s
+from surefoot.ipc.barrier import full_barrier
+from surefoot.ipc.board import NodeWord, RankWord
+from surefoot.ipc.wire import Body
+
+_LEAVE_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.05
+_COUNT_WITHIN_S = 2.0
+"""For the other nodes to say where their ranks are, once they are held."""
+
+
+class Eviction:
+    """One notice and what follows from it. The first notice counts; a later one can only bring the deadline nearer."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        crew: Crew,
+        memory: Memory,
+        shipper: Shipper,
+        leftovers: Leftovers,
+        situation: Situation,
+        journal: Journal,
+    ) -> None:
+        self._fleet = fleet
+        self._crew = crew
+        self._memory = memory
+        self._shipper = shipper
+        self._leftovers = leftovers
+        self._situation = situation
+        self._journal = journal
+        self._noticed_s = 0.0
+        self._deadline_s = 0.0
+        self.noticed = asyncio.Event()
+        self._held = False
+        self._late_step: int | None = None
+        """What every rank was told to take late."""
+        self._nothing_left = False
+        fleet.hear("notice", self._hear_notice)
+        fleet.answer("hold", self._asked_to_hold)
+        fleet.hear("target", self._hear_target)
+
+    def notice(self, source: str, grace_s: float) -> None:
+        """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
+        self._fleet.leaving.add(self._fleet.me)
+        self._fleet.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
+        self._take_notice(source, grace_s)
+
+    def _hear_notice(self, node: str, body: Body) -> None:
+        # This node stays, but what it trains cannot go on: it is saved with all others, and its trainers leave.
+        self._fleet.leaving.add(node)
+        fields = Fields(body, "notice")
+        self._take_notice(f"{fields.text('source')} on node {node}", fields.number("grace_s"))
+
+    def _take_notice(self, source: str, grace_s: float) -> None:
+        deadline_s = boot_s() + grace_s
+        if self.noticed.is_set():
+            if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
+                self._set_deadline(deadline_s)
+                self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
+                self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
+            return
+        self._set_window(deadline_s)
+        board = self._situation.board
+        board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
+        board.set_node(NodeWord.NOTICE, 1)
+        self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
+        self.noticed.set()
+
+    def resume_notice(self) -> None:
+        """This agent replaces one that died during an eviction: notice and deadline stand on the board."""
+        board = self._situation.board
+        if board.node(NodeWord.NOTICE):
+            self._set_window(board.node(NodeWord.DEADLINE_NS) / 1e9)
+            self.noticed.set()
+
+    def _set_window(self, deadline_s: float) -> None:
+        self._noticed_s = boot_s()
+        self._set_deadline(deadline_s)
+
+    def _set_deadline(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._shipper.hurry(deadline_s - margin_s(self._noticed_s, deadline_s))
+
+    async def see_through(self) -> bool:
+        """Wait for a notice, then for the end of what it starts. True if the newest finished step is safe."""
+        await self.noticed.wait()
+        while not isinstance(order := decide(self._facts(), boot_s()), Done):
+            await self._obey(order)
+        self._journal.record(
+            "evicted",
+            step=self._situation.finished_on_all() or 0,
+            safe=order.safe,
+            why=order.why,
+            committed=self._situation.committed and self._situation.committed.step,
+            seconds=round(boot_s() - self._noticed_s, 3),
+        )
+        return order.safe
+
+    async def _obey(self, order: Wait | StageLate | ShipNewest) -> None:
+        if not self._crew.workers:
+            await self._shipper.drop_incomplete()
+        if isinstance(order, StageLate):
+            await self._stage_late()
+            return
+        if isinstance(order, ShipNewest):
+            self._nothing_left = not await self._leftovers.ship_newest("agent")
+        await self._shipper.something(_LOOK_EVERY_S)
+
+    async def clear_crew(self) -> None:
+        """See the trainers off: they leave by themselves once they hear of the notice, else they are ended."""
+        # A machine that stays has no deadline, and its trainers' exit codes matter to whoever starts them again.
+        stays = self._fleet.me not in self._fleet.leaving
+        left_s = _LEAVE_WITHIN_S if stays else max(0.5, min(_LEAVE_WITHIN_S, self._deadline_s - boot_s()))
+        if not await self._crew.gone(left_s):
+            ranks = self._crew.stop_all()
+            self._journal.record("stopped", ranks=ranks, why="they did not leave by themselves")
+            await self._crew.gone(5.0)
+
+    async def _stage_late(self) -> None:
+        """Have the newest finished step taken, whatever the trainers' main threads are doing.
+
+        Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
+        counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
+        """
+        counted = {self._fleet.me: self._hold()}
+        for node, answer in (await self._fleet.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
+            pairs = Fields(answer, f"count of node {node}").items("counts")
+            counted[node] = [Count(int(finished), int(entered)) for finished, entered in pairs]
+        target = late_target(counted, self._fleet.nodes)
+        if target is None:
+            self._journal.record("warning", what="not every node could be held and counted: no step is staged late")
+            return
+        self._fleet.tell_all({"op": "target", "target": target})
+        self._aim(target)
+
+    def _hold(self) -> list[Count]:
+        """No rank of this node passes its next fence; returns where each is."""
+        board, workers = self._situation.board, self._crew.workers
+        if not self._held:
+            # A target of an earlier launch; one that two nodes come to at once is the same.
+            self._held = True
+            board.set_node(NodeWord.LATE_TARGET, 0)
+        for worker in workers:
+            board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
+        full_barrier()
+        return [
+            Count(
+                board.rank(worker.local_rank, RankWord.FINISHED) - 1,
+                board.rank(worker.local_rank, RankWord.ENTERED) - 1,
+            )
+            for worker in workers
+        ]
+
+    async def _asked_to_hold(self, _node: str, _body: Body) -> Body:
+        return {"counts": [[count.finished, count.entered] for count in self._hold()]}
+
+    def _hear_target(self, _node: str, body: Body) -> None:
+        self._aim(Fields(body, "target").integer("target"))
+
+    def _aim(self, target: int) -> None:
+        self._late_step = target
+        self._situation.board.set_node(NodeWord.LATE_TARGET, target + 1)
+        self._journal.record("late", step=target)
+
+    def _facts(self) -> Facts:
+        board, workers, situation = self._situation.board, self._crew.workers, self._situation
+        generation = situation.generation.number if situation.has_generation else 0
+        late = None if self._late_step is None else StepId(self._late_step, generation)
+        return Facts(
+            noticed_s=self._noticed_s,
+            deadline_s=self._deadline_s,
+            finished=situation.finished_on_all() or 0,
+            durable=situation.committed.step if situation.committed is not None else 0,
+            trainers=bool(workers),
+            foremost=max((board.rank(one.local_rank, RankWord.FINISHED) - 1 for one in workers), default=0),
+            sealed=min((board.rank(one.local_rank, RankWord.SEALED) - 1 for one in workers), default=0),
+            sealed_on_all=board.sealed_on_all(generation, workers[0].local_world_size) if workers else 0,
+            held=self._held,
+            late_step=self._late_step,
+            late_ships=late is not None and self._shipper.delivering(late),
+            shipping=self._shipper.busy(),
+            nothing_left=self._nothing_left,
+            apart=self._fleet.apart,
+            image_bytes=sum(segment.geometry.image_bytes for segment in self._memory.segments),
+            bytes_per_s=self._shipper.rate_bytes_per_s,
+        )

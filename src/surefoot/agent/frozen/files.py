@@ -1,0 +1,117 @@
+"""Frozen files on tiers: which are there, and which must not be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from surefoot.agent.journal import Journal
+from surefoot.core.frozen import FrozenFile, unnamed
+from surefoot.core.layout import FROZEN, frozen_key, parse_frozen, quarantine_key
+from surefoot.core.manifest import Manifest
+from surefoot.errors import ObjectMissingError, TierError
+from surefoot.host.clock import boot_s, wall_s
+from surefoot.records.records import Books
+from surefoot.tiers.base import Tier
+
+
+class FrozenFiles:
+    """The run's frozen files, on its own URI and as copies on local drives."""
+
+    def __init__(self, books: Books, disks: Tier | None, journal: Journal) -> None:
+        self._books = books
+        self._disks = disks
+        self._journal = journal
+        self._durable: set[FrozenFile] = set()
+        """Found on the run's URI; only this agent deletes them."""
+        self._held: set[str] = set()
+        """Hashes that trainers of this launch announced."""
+        self._unnamed_since_s: dict[str, float] = {}
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Where a frozen file belongs, the authority first."""
+        return [self._books.tier, *([self._disks] if self._disks is not None else [])]
+
+    @property
+    def near(self) -> list[Tier]:
+        """Where a frozen file is read from, the nearest first."""
+        return self.tiers[::-1]
+
+    def is_authority(self, tier: Tier) -> bool:
+        return tier is self._books.tier
+
+    def hold(self, file: FrozenFile) -> None:
+        """A trainer works with it: it must not be deleted, whether a checkpoint names it yet or not."""
+        self._held.add(file.xxh3_128)
+
+    async def is_durable(self, file: FrozenFile) -> bool:
+        """True if the run's URI has it, and nothing is known against it.
+
+        Raises:
+            TierError: the tier does not answer.
+        """
+        if file not in self._durable and await self.is_on(self._books.tier, file):
+            self._durable.add(file)
+        return file in self._durable
+
+    async def is_on(self, tier: Tier, file: FrozenFile) -> bool:
+        """True if a tier has it with the right size, and nothing is known against it."""
+        try:
+            if await tier.size(file.key) != file.size_bytes:
+                return False
+        except ObjectMissingError:
+            return False
+        return not (self.is_authority(tier) and await self._is_quarantined(file))
+
+    async def saved(self, tier: Tier, file: FrozenFile) -> None:
+        """It was written anew to a tier: what was known against it is past."""
+        if self.is_authority(tier):
+            if await self._is_quarantined(file):
+                await tier.delete([quarantine_key(file.key)])
+            self._durable.add(file)
+
+    async def refuse(self, tier: Tier, file: FrozenFile, why: str) -> None:
+        """A copy is bad: say so, and see to it that it is not believed again."""
+        kind = tier.name if self.is_authority(tier) else "disk copy"
+        self._journal.record("quarantined", object=file.key, tier=kind, why=why)
+        if self.is_authority(tier):
+            self._durable.discard(file)
+            await self._books.quarantine(file.key, why, wall_s())
+            return
+        try:
+            await tier.delete([file.key])
+        except TierError as error:
+            self._journal.record("warning", what=f"a bad copy could not be removed: {error}")
+
+    async def _is_quarantined(self, file: FrozenFile) -> bool:
+        try:
+            await self._books.tier.size(quarantine_key(file.key))
+        except ObjectMissingError:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ retention
+
+    async def sweep(self, manifests: Iterable[Manifest], delay_s: float) -> int:
+        """Delete what no checkpoint names and no trainer holds, once that has been so for a while; returns the bytes.
+
+        Args:
+            manifests: every one that may still be restored, those given up and not yet deleted too.
+            delay_s: how long an object must have been unnamed.
+
+        Raises:
+            TierError: a tier failed.
+        """
+        listed = await self._books.tier.list(FROZEN)
+        present = {entry.key: found for entry in listed if (found := parse_frozen(entry.key)) is not None}
+        going = unnamed(present.values(), manifests, self._held)
+        now_s = boot_s()
+        self._unnamed_since_s = {each: self._unnamed_since_s.get(each, now_s) for each in going}
+        due = {each for each, since_s in self._unnamed_since_s.items() if now_s - since_s >= delay_s}
+        if not due:
+            return 0
+        self._durable = {file for file in self._durable if file.xxh3_128 not in due}
+        if self._disks is not None:
+            await self._disks.delete([frozen_key(each) for each in sorted(due)])
+        await self._books.tier.delete([key for key, found in present.items() if found in due])
+        return sum(entry.size_bytes for entry in listed if present.get(entry.key) in due)

@@ -1,0 +1,289 @@
+"""Twins: second copies of other machines' images, made whole here when their machine is lost with its memory.
+
+What a rank shares with others stands in this node's slots anyway (`surefoot.core.replicas`). What it has for itself
+alone, its record and some small tensors, is told by its agent once its image is hashed, together with that hash: a
+keepsake. Keepsakes lie as small files beside the segments, so that whoever replaces this agent has them too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.agent.memory.memory import Held, Memory
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.core import documents
+from surefoot.core.documents import Fields
+from surefoot.core.image import round_up
+from surefoot.core.layout import StepId
+from surefoot.core.plan import Plan
+from surefoot.core.ranges import Range
+from surefoot.core.recovery import Copy
+from surefoot.core.replicas import MAX_OWN_BYTES, own_ranges
+from surefoot.errors import CorruptError, ObjectMissingError, ResourceError
+from surefoot.ipc.home import Home
+from surefoot.ipc.segment import Sealed, Segment, create_segment
+from surefoot.ipc.wire import Body
+
+_KEPT = 4
+"""Keepsakes of a rank, the newest: as many as a rank has slots, since a twin needs its slot."""
+_SUFFIX, _DRAFT, _REBUILT = ".keepsake", ".draft", ".rebuilt"
+_Key = tuple[StepId, str, int]
+"""Step, plan and rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keepsake:
+    """What a rank had for itself alone at one step, and the hash of its whole image."""
+
+    at: StepId
+    plan: str
+    rank: int
+    image_hash: str
+    record: bytes
+    own: bytes
+    """The bytes of the image that no other rank has, in its order."""
+
+    @property
+    def key(self) -> _Key:
+        return self.at, self.plan, self.rank
+
+    def to_json(self) -> Body:
+        return {
+            **self.at.to_json(),
+            "plan": self.plan,
+            "rank": self.rank,
+            "xxh3_128": self.image_hash,
+            "record": base64.b64encode(self.record).decode("ascii"),
+            "own": base64.b64encode(self.own).decode("ascii"),
+        }
+
+    @classmethod
+    def from_json(cls, body: Body, what: str) -> Keepsake:
+        fields = Fields(body, what)
+        at, plan, rank = StepId.of(fields), fields.text("plan"), fields.integer("rank")
+        return cls(at, plan, rank, fields.text("xxh3_128"), fields.binary("record"), fields.binary("own"))
+
+
+class Twins:
+    """This node's keepsakes of other nodes' ranks, and what is made of them."""
+
+    def __init__(self, home: Home, fleet: Fleet, memory: Memory, say: Callable[[str], None]) -> None:
+        self._home = home
+        self._fleet = fleet
+        self._memory = memory
+        self._say = say
+        self._kept: dict[int, OrderedDict[_Key, tuple[Keepsake, Path]]] = {}
+        """By rank, oldest first, each with its file."""
+        self._rebuilt: dict[_Key, Held] = {}
+        self._turn = asyncio.Lock()
+        self._own: dict[tuple[str, int], list[Range]] = {}
+        """By plan and rank, where in its image lies what is its own: known once, needed at every step."""
+        self._too_large: set[int] = set()
+        """Ranks of which that was said."""
+        self._unwritten = False
+        """That a keepsake has no file was said."""
+        fleet.hear("keepsake", self._hear)
+
+    def adopt(self) -> None:
+        """Take over the keepsakes that an earlier agent left; what else of this it left is of no use."""
+        for left in (*self._home.directory.glob(f"*{_REBUILT}"), *self._home.directory.glob(f"*{_DRAFT}")):
+            left.unlink(missing_ok=True)
+        for path in sorted(self._home.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
+            try:
+                keepsake = Keepsake.from_json(documents.unseal(path.read_bytes(), path.name), path.name)
+            except (CorruptError, OSError) as error:
+                self._say(f"{path.name} is of no use: {error}")
+                path.unlink(missing_ok=True)
+                continue
+            self._keep(keepsake, path)
+
+    # ------------------------------------------------------------------ telling
+
+    def hashed(self, held: Held) -> None:
+        """An image of this node is hashed: tell its keeper's node what that one does not have."""
+        plan, rank = held.segment.plan(), held.segment.rank
+        node = self._fleet.node_of(plan.keepers[rank]) if rank in plan.keepers else None
+        if node is None or node == self._fleet.me:
+            return
+        try:
+            keepsake = self._keepsake_of(held, plan)
+        except CorruptError as error:
+            if held.unchanged():
+                self._say(f"step {held.sealed.at.step} of rank {rank} has no second copy: {error}")
+            return
+        if not held.unchanged():
+            # What was just read may be of two steps.
+            return
+        if len(keepsake.record) > MAX_OWN_BYTES:
+            if rank not in self._too_large:
+                self._too_large.add(rank)
+                self._say(
+                    f"plain values of rank {rank} take {len(keepsake.record)} bytes, too many to be told to another "
+                    "machine at every step: if its machine is lost, its newest steps are, too"
+                )
+            return
+        self._fleet.tell(node, {"op": "keepsake", **keepsake.to_json()})
+
+    def _keepsake_of(self, held: Held, plan: Plan) -> Keepsake:
+        rank, image = held.segment.rank, held.segment.image(held.sealed.slot)
+        if (plan.hash, rank) not in self._own:
+            self._own[plan.hash, rank] = own_ranges(plan, rank)
+        own = b"".join(image[start:stop] for start, stop in self._own[plan.hash, rank])
+        record = held.segment.record(held.sealed)
+        return Keepsake(held.sealed.at, plan.hash, rank, held.image_hash, record, own)
+
+    def _hear(self, _node: str, body: Body) -> None:
+        keepsake = Keepsake.from_json(body, "keepsake")
+        if len(keepsake.own) > MAX_OWN_BYTES or len(keepsake.record) > MAX_OWN_BYTES:
+            raise CorruptError(f"a keepsake of {len(keepsake.own)} and {len(keepsake.record)} bytes")
+        path = self._home.directory / f"rank-{keepsake.rank:05d}-{secrets.token_hex(4)}{_SUFFIX}"
+        try:
+            _write(path, documents.seal(keepsake.to_json()))
+        except OSError as error:
+            if not self._unwritten:
+                self._unwritten = True
+                self._say(f"second copies of other machines' images end with this agent: {path.name}: {error}")
+        self._keep(keepsake, path)
+
+    def _keep(self, keepsake: Keepsake, path: Path) -> None:
+        of_rank = self._kept.setdefault(keepsake.rank, OrderedDict())
+        if (same := of_rank.pop(keepsake.key, None)) is not None:
+            same[1].unlink(missing_ok=True)
+        of_rank[keepsake.key] = (keepsake, path)
+        while len(of_rank) > _KEPT:
+            _key, (_old, its_path) = of_rank.popitem(last=False)
+            its_path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ using
+
+    def copies(self) -> list[Copy]:
+        """The images that could be made whole here. Whether they are the same is known when one is."""
+        return [
+            Copy(
+                keepsake.at,
+                keepsake.plan,
+                source.plan().world_size,
+                keepsake.rank,
+                keepsake.image_hash,
+                source.plan().image(keepsake.rank).size_bytes,
+                self._fleet.me,
+            )
+            for of_rank in self._kept.values()
+            for keepsake, _path in of_rank.values()
+            if (source := self._source(keepsake)) is not None
+        ]
+
+    async def find(self, at: StepId, plan_hash: str, rank: int) -> Held:
+        """A lost rank's image, made whole.
+
+        Raises:
+            ObjectMissingError: it cannot be made here.
+            CorruptError: what was put together is not that image.
+        """
+        key = (at, plan_hash, rank)
+        async with self._turn:
+            if key not in self._rebuilt:
+                self._rebuilt[key] = await self._rebuild(key)
+            return self._rebuilt[key]
+
+    def forget(self) -> None:
+        """Trainers train again: what was made whole for their start is not needed any more."""
+        for held in self._rebuilt.values():
+            held.segment.remove()
+        self._rebuilt.clear()
+
+    def _source(self, keepsake: Keepsake) -> Segment | None:
+        """The segment in whose slots the rest of an image stands."""
+        segments = [segment for segment in self._memory.segments if segment.plan_hash == keepsake.plan]
+        for segment in reversed(segments):
+            try:
+                keeps = keepsake.rank in segment.plan().twins_kept_by(segment.rank) and segment.geometry.twins_bytes
+            except CorruptError:
+                continue
+            if keeps and _slot_of(segment, keepsake.at) is not None:
+                return segment
+        return None
+
+    async def _rebuild(self, key: _Key) -> Held:
+        at, _plan_hash, rank = key
+        kept = self._kept[rank].get(key) if rank in self._kept else None
+        keepsake = kept[0] if kept is not None else None
+        source = self._source(keepsake) if keepsake is not None else None
+        sealed = _slot_of(source, at) if source is not None else None
+        if keepsake is None or source is None or sealed is None:
+            raise ObjectMissingError(f"the image of rank {rank} at step {at.step} is not here")
+        try:
+            made = self._empty(source.plan(), rank, len(keepsake.record))
+        except ResourceError as error:
+            raise ObjectMissingError(
+                f"the image of rank {rank} at step {at.step} cannot be put together: {error}"
+            ) from error
+        try:
+            await asyncio.to_thread(_put_together, made, source, sealed, keepsake)
+            made.seal(0, at, keepsake.record, durable=False, staged_ns=sealed.staged_ns)
+            held = await self._memory.hash_slot(made, 0)
+            if held is None or held.image_hash != keepsake.image_hash or source.seq(sealed.slot) != sealed.seq:
+                self._drop(key)
+                raise CorruptError(
+                    f"the image of rank {rank} at step {at.step}, put together on node {self._fleet.me} from what both "
+                    "machines had, does not match its hash"
+                )
+        except BaseException:
+            made.remove()
+            raise
+        self._say(f"step {at.step} of rank {rank}, whose machine is lost, is whole again from a second copy")
+        return held
+
+    def _drop(self, key: _Key) -> None:
+        _keepsake, path = self._kept[key[2]].pop(key)
+        path.unlink(missing_ok=True)
+
+    def _empty(self, plan: Plan, rank: int, record_bytes: int) -> Segment:
+        segment = create_segment(
+            self._home.directory,
+            f"rank-{rank:05d}-{secrets.token_hex(4)}{_REBUILT}",
+            run=self._home.run,
+            rank=rank,
+            plan=plan,
+            image=plan.image(rank),
+            num_slots=1,
+            record_capacity=round_up(record_bytes),
+            twins=False,
+        )
+        segment.begin(0)
+        return segment
+
+
+def _put_together(made: Segment, source: Segment, sealed: Sealed, keepsake: Keepsake) -> None:
+    image = made.image(0)
+    image[:] = source.twin(sealed.slot, keepsake.rank)
+    start_own = 0
+    for start, stop in own_ranges(made.plan(), keepsake.rank):
+        part = keepsake.own[start_own : start_own + stop - start]
+        if len(part) != stop - start:
+            raise CorruptError(f"a keepsake of rank {keepsake.rank} is {stop - start - len(part)} bytes short")
+        image[start:stop] = part
+        start_own += stop - start
+
+
+def _slot_of(segment: Segment, at: StepId) -> Sealed | None:
+    return next((sealed for sealed in segment.all_sealed() if sealed.at == at), None)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, for whoever replaces this agent; it need not outlive the machine."""
+    draft = path.with_suffix(_DRAFT)
+    with suppress(FileNotFoundError):
+        draft.unlink()
+    fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+    draft.rename(path)

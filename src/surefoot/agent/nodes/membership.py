@@ -1,0 +1,381 @@
+"""The fleet: the agents of all nodes of a round, and what they come to together.
+
+A *round* is one crew of trainers; its nonce is drawn by rank 0 and reaches every agent through its own trainers. The
+agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and asks nobody.
+
+What is brought to a gathering or decided is kept for a while and told again to whoever connects, so a connection that
+broke, or an agent that replaces another, misses nothing. A node whose agent does not come back is dead: gatherings that
+wait for it end with an error, and its end is told once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from surefoot.core.documents import Fields
+from surefoot.core.presence import Presence
+from surefoot.errors import AgentError, ObjectMissingError, SurefootError, TierError
+from surefoot.host.clock import boot_s
+from surefoot.ipc.wire import Body
+from surefoot.mesh.channel import address_towards, is_loopback
+from surefoot.mesh.discovery import announce, find, gather, places
+from surefoot.mesh.exchange import Answer, Hear
+from surefoot.mesh.mesh import Mesh
+from surefoot.mesh.secret import round_key, run_secret
+from surefoot.tiers.base import Tier
+
+MEET_WITHIN_S = 60.0
+"""The agents of one round find each other within this."""
+DEAD_AFTER_S = 10.0
+"""From being lost: an agent that was killed is replaced in a moment, and training goes on meanwhile."""
+_LOOK_EVERY_S = 0.5
+_ELSEWHERE = "192.0.2.1"
+"""Of a block that belongs to nobody (RFC 5737): the way there is that of everything which is not near."""
+_KEPT = 64
+"""Of what this node brought and decided, for who connects late."""
+_KNOWN = 512
+"""Gatherings of which anything is remembered."""
+
+
+class Fleet:
+    """One node's part. `spawn` runs a task that ends with the agent."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        run: str,
+        node: str,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        say: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """`say` gets what a person should see, `note` what may help to understand a network."""
+        self._tier = tier
+        self._run = run
+        self._spawn = spawn
+        self._say = say
+        self._mesh = Mesh(node, say=note)
+        self._port = 0
+        self._host = ""
+        self._round = ""
+        self._rounds = 0
+        self._nodes: list[str] = [node]
+        self._ranks: dict[int, str] = {}
+        self._values: OrderedDict[str, dict[str, Body]] = OrderedDict()
+        """By gathering and node: what was brought."""
+        self._brought: OrderedDict[str, Body] = OrderedDict()
+        self._latest: dict[str, Body] = {}
+        """Told again to whoever connects, by operation."""
+        self.leaving: set[str] = set()
+        """Nodes whose end was announced, this one among them or not."""
+        self._dead: set[str] = set()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._missed = ""
+        self._changed = asyncio.Event()
+        self.on_dead: Callable[[str], None] = lambda node: None
+        """Told a node that is gone for good, as far as this round goes."""
+        self._mesh.on_lost = lambda node: self._spawn_look(node)
+        self._mesh.on_back = lambda node: say(f"node {node} is heard again")
+        self._mesh.on_linked = self._linked
+        self._mesh.hear("brought", self._hear_brought)
+
+    # ------------------------------------------------------------------ the round
+
+    @property
+    def me(self) -> str:
+        return self._mesh.me.node
+
+    @property
+    def nodes(self) -> list[str]:
+        """In the order of their lowest ranks."""
+        return list(self._nodes)
+
+    def node_of(self, rank: int) -> str | None:
+        """Where a rank of this round runs."""
+        return self.me if self.alone else self._ranks.get(rank)
+
+    @property
+    def others(self) -> list[str]:
+        return [node for node in self._nodes if node != self.me]
+
+    @property
+    def alone(self) -> bool:
+        return len(self._nodes) == 1 and not self.apart
+
+    @property
+    def apart(self) -> bool:
+        """This agent replaces one of a round of several nodes, and has not met the others.
+
+        Until it has, nothing may be decided here, as if this node were alone or led.
+        """
+        return not self._settled.is_set() or bool(self._missed)
+
+    @property
+    def round(self) -> str:
+        """Nonce of the round; empty if this node is alone."""
+        return "" if self.alone else self._round
+
+    @property
+    def leader(self) -> str:
+        """Where what only one may do is done: the node of rank 0, or the first one after it that is heard."""
+        silent = self._dead.union(self._mesh.lost)
+        return next((node for node in self._nodes if node not in silent), self.me)
+
+    @property
+    def leads(self) -> bool:
+        return self.leader == self.me and not self.apart
+
+    def replaces_one(self) -> None:
+        """This agent replaces one that was in a round with others: it is apart until it has entered that."""
+        self._settled.clear()
+
+    def miss(self, why: str) -> None:
+        """It will not meet them. Who waits for them hears why."""
+        self._missed = why
+        self._settled.set()
+
+    async def settled(self, within_s: float | None = None) -> None:
+        """Wait until it is known whether this agent meets the others; at most that long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._settled.wait()
+
+    async def enter(self, nonce: str, meet: str, ranks: Sequence[int], world_size: int, *, again: bool = False) -> None:
+        """Meet the other nodes of a round.
+
+        Args:
+            nonce: the round.
+            meet: a host name or address by which the others are reached; says which interface to listen on.
+            ranks: global ranks of this node's trainers.
+            world_size: ranks of all nodes.
+            again: this agent replaces one that was in this round.
+
+        Raises:
+            AgentError: the others did not come in time, or cannot be reached.
+            SurefootError: the run's place has no good list of them.
+        """
+        if not again:
+            self._forget()
+        if len(ranks) == world_size:
+            self._nodes = [self.me]
+            self._settle()
+            return
+        await self._listen(meet)
+        key = round_key(await run_secret(self._tier), self._run, nonce)
+        mine = Presence(self.me, self._mesh.me.life, (self._host,), self._port, tuple(sorted(ranks)), world_size)
+        await announce(self._tier, nonce, mine, instead=again)
+        found = await gather(self._tier, nonce, MEET_WITHIN_S)
+        self._round = nonce
+        self._ranks = {rank: node for node, one in found.items() for rank in one.ranks}
+        self._nodes = sorted((node for node, one in found.items() if one.ranks), key=lambda node: found[node].ranks)
+        self._mesh.join(places(found.values()), key)
+        await self._mesh.wait_linked(MEET_WITHIN_S)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._missed = ""
+        self._settled.set()
+
+    async def _listen(self, meet: str) -> None:
+        if self._port:
+            return
+        self._host, self._port = await self._mesh.listen(await asyncio.to_thread(_own_address, meet))
+        self._spawn(self._mesh.run())
+        # Its door opens in that task.
+        await asyncio.sleep(0)
+
+    def _forget(self) -> None:
+        self._rounds += 1
+        self._changed.set()
+        self._values.clear()
+        self._brought.clear()
+        self._latest.clear()
+        self._dead.clear()
+
+    # ------------------------------------------------------------------ telling and asking
+
+    def hear(self, operation: str, handler: Hear) -> None:
+        self._mesh.hear(operation, handler)
+
+    def answer(self, operation: str, handler: Answer) -> None:
+        self._mesh.answer(operation, handler)
+
+    def tell(self, node: str, body: Body) -> None:
+        """Tell one other node. Lost if the connection breaks just now."""
+        self._mesh.tell(node, body)
+
+    def tell_all(self, body: Body) -> None:
+        """Tell every other node. Lost to one whose connection breaks just now."""
+        if not self.alone:
+            self._mesh.tell_all(body)
+
+    def tell_on(self, body: Body) -> None:
+        """The same, and whoever connects later is told the last one of its operation."""
+        if not self.alone:
+            self._latest[str(body["op"])] = body
+            self._mesh.tell_all(body)
+
+    async def ask(self, node: str, body: Body, within_s: float) -> Body:
+        """The answer of one node.
+
+        Raises:
+            AgentError: none came in time, or it is an error.
+        """
+        return await self._mesh.ask(node, body, within_s)
+
+    async def ask_all(self, body: Body, within_s: float) -> dict[str, Body]:
+        """What every other node answers; those that do not are left out, and named in the log."""
+        answers = await asyncio.gather(
+            *(self._mesh.ask(node, body, within_s) for node in self.others), return_exceptions=True
+        )
+        found: dict[str, Body] = {}
+        for node, one in zip(self.others, answers, strict=True):
+            if isinstance(one, SurefootError):
+                self._say(f"{body.get('op')}: {one}")
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                found[node] = one
+        return found
+
+    # ------------------------------------------------------------------ coming to the same
+
+    async def gather(self, what: str, mine: Body) -> list[Body]:
+        """Bring this node's part of something; returns every node's, in the order of nodes.
+
+        Raises:
+            AgentError: a node is gone, or this one could not come back to the others.
+        """
+        await self.settled()
+        if self._missed:
+            raise AgentError(self._missed)
+        if self.alone:
+            return [mine]
+        self.bring(what, mine)
+        await self._until(what, self._nodes)
+        values = self._values[what]
+        return [values[node] for node in self._nodes]
+
+    def has_brought(self, node: str, what: str) -> bool:
+        return node in self._values.get(what, {})
+
+    def lacking(self, what: str) -> list[str]:
+        """Nodes that have not brought their part of something."""
+        return self._lacking(what, self._nodes)
+
+    async def from_first(self, what: str) -> Body:
+        """What the node of rank 0 brought.
+
+        Raises:
+            AgentError: it is gone.
+        """
+        return await self.brought_by(self._nodes[0], what)
+
+    async def brought_by(self, node: str, what: str) -> Body:
+        """What one node brought.
+
+        Raises:
+            AgentError: it is gone.
+        """
+        await self._until(what, [node])
+        return self._values[what][node]
+
+    @property
+    def is_first(self) -> bool:
+        """This node has rank 0."""
+        return self._nodes[0] == self.me
+
+    def bring(self, what: str, mine: Body) -> None:
+        """This node's part of a gathering, without waiting for the others'."""
+        self._brought[what] = mine
+        while len(self._brought) > _KEPT:
+            self._brought.popitem(last=False)
+        self._note(what, self.me, mine)
+        self.tell_all({"op": "brought", "what": what, "value": mine})
+
+    async def _until(self, what: str, nodes: Iterable[str]) -> None:
+        rounds = self._rounds
+        while True:
+            if rounds != self._rounds:
+                raise AgentError("another round began")
+            missing = self._lacking(what, nodes)
+            if not missing:
+                return
+            gone = sorted(self._dead.intersection(missing))
+            if gone:
+                raise AgentError(f"node {', '.join(gone)} is gone")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _lacking(self, what: str, nodes: Iterable[str]) -> list[str]:
+        return [node for node in nodes if not self.has_brought(node, what)]
+
+    def _hear_brought(self, node: str, body: Body) -> None:
+        fields = Fields(body, "brought")
+        # What comes twice is the same, or newer: an agent that replaces another brings its own.
+        self._note(fields.text("what"), node, dict(fields.mapping("value")))
+
+    def _note(self, what: str, node: str, value: Body) -> None:
+        self._values.setdefault(what, {})[node] = value
+        while len(self._values) > _KNOWN:
+            self._values.popitem(last=False)
+        self._changed.set()
+
+    def _linked(self, node: str, _fresh: bool) -> None:
+        for body in self._latest.values():
+            self._mesh.tell(node, body)
+        for what, value in self._brought.items():
+            self._mesh.tell(node, {"op": "brought", "what": what, "value": value})
+
+    # ------------------------------------------------------------------ who is gone
+
+    def _spawn_look(self, node: str) -> None:
+        self._say(f"node {node} is not heard any more")
+        self._spawn(self._look_for(node, self._round))
+
+    async def _look_for(self, node: str, nonce: str) -> None:
+        """Its agent may have been replaced, and listen elsewhere; else it is dead."""
+        end_s = boot_s() + DEAD_AFTER_S
+        while boot_s() < end_s:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._seek(node, nonce, end_s - boot_s())
+            if nonce != self._round or node not in self._mesh.lost:
+                return
+        self.declare_dead(node)
+
+    async def _seek(self, node: str, nonce: str, within_s: float) -> None:
+        """Dial a node where its entry says by now. A place that does not answer must not keep a dead node alive."""
+        looking = asyncio.ensure_future(find(self._tier, nonce, node))
+        done, _ = await asyncio.wait((looking,), timeout=max(0.0, within_s))
+        if not done:
+            looking.cancel()
+            return
+        with suppress(ObjectMissingError, TierError):
+            place = looking.result().place
+            if nonce == self._round and node in self._mesh.lost:
+                self._mesh.move(node, place)
+
+    def declare_dead(self, node: str) -> None:
+        """Nothing more comes from that node in this round."""
+        if node in self.others and node not in self._dead:
+            self._dead.add(node)
+            self._changed.set()
+            self.on_dead(node)
+
+
+def _own_address(meet: str) -> str:
+    """The address of this machine by which the other nodes reach it."""
+    try:
+        mine = address_towards(meet)
+    except OSError as error:
+        raise AgentError(f"no way to {meet}, where the ranks meet: {error}") from error
+    if is_loopback(mine) and not is_loopback(meet):
+        # Many systems give their own name an address of the loopback interface, where no other machine reaches them.
+        with suppress(OSError):
+            mine = address_towards(_ELSEWHERE)
+    return "127.0.0.1" if is_loopback(mine) else mine

@@ -1,0 +1,118 @@
+"""Peer drives: copies of shards on other nodes' own drives, for a start whose own places do not have them good.
+
+What is asked for is named by its key, and what is told is verified by whoever asked, like the bytes of any place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.peers import answer_with, read_from, stretch_of
+from surefoot.agent.start.reading import Portion, ShardError
+from surefoot.core.documents import Fields
+from surefoot.core.layout import parse_shard
+from surefoot.errors import AgentError, CorruptError, ObjectMissingError, SurefootError, TierError
+from surefoot.ipc.wire import Body
+from surefoot.tiers.base import Tier
+
+_ASK_WITHIN_S = 60.0
+
+
+class PeerDrives:
+    """Tells what lies on this node's drives, and asks for what lies on others'."""
+
+    def __init__(self, fleet: Fleet, drives: Tier | None, say: Callable[[str], None]) -> None:
+        self._fleet = fleet
+        self._drives = drives
+        self._say = say
+        fleet.answer("shard size", self._tell_size)
+        fleet.answer("shard bytes", self._tell_bytes)
+
+    async def holders(self, key: str) -> dict[str, int]:
+        """The size of a shard's copy on each other node that has one.
+
+        Raises:
+            AgentError: a node does not tell. Taken for one without a copy, it could cost a step.
+        """
+        nodes = self._fleet.others
+        answers = await asyncio.gather(*(self._ask(node, {"op": "shard size", "key": key}) for node in nodes))
+        told = {node: Fields(answer, "size") for node, answer in zip(nodes, answers, strict=True)}
+        return {node: fields.integer("size") for node, fields in told.items() if fields.flag("here")}
+
+    async def read_into(self, node: str, key: str, offset: int, buffer: memoryview) -> None:
+        """Bytes of a node's copy.
+
+        Raises:
+            CorruptError: its drive fails, or they are not there.
+            AgentError: it does not tell.
+        """
+        try:
+            await read_from(self._fleet, node, {"op": "shard bytes", "key": key}, offset, buffer)
+        except CorruptError as error:
+            raise ShardError(key, str(error)) from error
+
+    async def _ask(self, node: str, body: Body) -> Body:
+        return await self._fleet.ask(node, body, _ASK_WITHIN_S)
+
+    # ------------------------------------------------------------------ answers
+
+    async def _tell_size(self, _node: str, body: Body) -> Body:
+        key = _shard_key(body)
+        try:
+            if self._drives is not None:
+                return {"here": True, "size": await self._drives.size(key)}
+        except ObjectMissingError:
+            pass
+        except TierError as error:
+            # A copy is a short cut: one that cannot be read is none, and the log says why.
+            self._say(f"{key} is not told to another node: {error}")
+        return {"here": False}
+
+    async def _tell_bytes(self, _node: str, body: Body) -> Body:
+        key, (offset, length) = _shard_key(body), stretch_of(body)
+        if self._drives is None:
+            raise ObjectMissingError(f"{key} is not here: this node has no drives")
+        data = memoryview(bytearray(length))
+        try:
+            await self._drives.read_into(key, offset, data)
+        except TierError as error:
+            return {"error": str(error)}
+        return await asyncio.to_thread(answer_with, data)
+
+
+class PeerDrivesPlace:
+    """The other nodes' drives, after the run's own place: the last place to look."""
+
+    name = "peer disk"
+
+    def __init__(self, drives: PeerDrives, lost: Mapping[str, ShardError]) -> None:
+        self._drives = drives
+        self._lost = lost
+        """By key, what is wrong in the run's own place: what is said if nothing helps."""
+        self._nodes: dict[str, str] = {}
+        """By key, the node that is asked."""
+
+    async def size(self, portion: Portion) -> int:
+        holders = await self._drives.holders(portion.key)
+        node = min((node for node, size in holders.items() if size == portion.size_bytes), default=None)
+        if node is None:
+            raise ObjectMissingError(f"{portion.key} is on no other node's drives")
+        self._nodes[portion.key] = node
+        return holders[node]
+
+    async def read_into(self, portion: Portion, offset: int, buffer: memoryview) -> None:
+        await self._drives.read_into(self._nodes[portion.key], portion.key, offset, buffer)
+
+    async def refuse(self, portion: Portion, error: SurefootError) -> None:
+        if isinstance(error, AgentError):
+            raise error
+        raise self._lost.get(portion.key) or ShardError(portion.key, str(error))
+
+
+def _shard_key(body: Body) -> str:
+    key = Fields(body, "question about a shard").text("key")
+    if parse_shard(key) is None:
+        raise AgentError(f"{key!r} is no shard's key")
+    return key

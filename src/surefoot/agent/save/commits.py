@@ -1,0 +1,129 @@
+"""Commits: when all nodes' shards of a step are acknowledged, one agent writes the manifest, and all hear of it.
+
+Acknowledgements go from agent to agent, so that nobody has to list the run's place for each save. They also lie there
+as objects: if a node falls silent, those that are left look for its acknowledgements themselves. Any agent may commit;
+the order in which they do is only an economy, and the first one wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.save.pipeline import Pipeline
+from surefoot.core.commit import commit_order, complete_set
+from surefoot.core.documents import Fields
+from surefoot.core.layout import StepId
+from surefoot.core.manifest import Generation, Manifest, Shard
+from surefoot.errors import AgentError, CorruptError, TierError
+from surefoot.host.clock import wall_s
+from surefoot.ipc.wire import Body
+from surefoot.records.records import Books
+
+_LOOK_AFTER_S = 1.0
+"""Silence of another node after which the run's place is asked."""
+_TURN_S = 0.5
+"""Between the turns of agents that commit because the ones before them did not."""
+_LONGEST_TURN_S = 4.0
+_TOLD_KEPT = 64
+
+
+class Commits:
+    """One node's part in the commits of its generation."""
+
+    def __init__(self, fleet: Fleet, books: Books, pipeline: Pipeline) -> None:
+        self._fleet = fleet
+        self._books = books
+        self._pipeline = pipeline
+        self._told: dict[StepId, asyncio.Event] = {}
+        fleet.hear("committed", self._hear_committed)
+
+    async def commit(self, name: str, at: StepId, mine: Mapping[int, Shard], current: Generation) -> Manifest:
+        """Commit a step with what this node's ranks have acknowledged of it.
+
+        Args:
+            name: of this delivery, the same on all nodes.
+            at: the step.
+            mine: this node's shards, by rank.
+            current: the generation that this agent works in.
+
+        Raises:
+            AgentError: another node gave its part, or the step, up; the message says why.
+            SupersededError: a newer launch owns the run.
+            CorruptError: a record by which this is decided is damaged.
+            TierError: the tier failed; it may be tried again.
+        """
+        if self._fleet.alone:
+            return await self._pipeline.commit(_whole(mine.values(), at), current, wall_s())
+        shards = await self._all_shards(name, at, mine.values())
+        if not await self._is_told(at):
+            manifest = await self._pipeline.commit(shards, current, wall_s())
+            # On to an agent that replaces another just now, too: else it would hold its slot for its turn to commit.
+            self._fleet.tell_on({"op": "committed", **at.to_json()})
+            return manifest
+        standing = await self._books.manifest(at)
+        if standing is None:
+            raise TierError(f"step {at.step} is said to be committed, and the run's place does not show it")
+        return standing
+
+    def give_up(self, name: str, why: str) -> None:
+        """This node brings nothing to a delivery: the others need not wait."""
+        self._fleet.bring(name, {"error": why})
+
+    async def _all_shards(self, name: str, at: StepId, mine: Iterable[Shard]) -> tuple[Shard, ...]:
+        acks = [[shard.ack, shard.ack_bytes().decode("ascii")] for shard in mine]
+        waiting = asyncio.ensure_future(self._fleet.gather(name, {"acks": acks}))
+        try:
+            while True:
+                done, _ = await asyncio.wait([waiting], timeout=_LOOK_AFTER_S)
+                if done and waiting.exception() is None:
+                    return _complete(waiting.result(), self._fleet.nodes, at)
+                shards = complete_set(await self._books.acks((await self._books.pieces()).get(at, [])), at)
+                if shards is not None:
+                    return shards
+                if done:
+                    # A node is gone, and has not left its part.
+                    await waiting
+        finally:
+            waiting.cancel()
+
+    async def _is_told(self, at: StepId) -> bool:
+        """True if another agent commits the step before it is this one's turn."""
+        turn = commit_order(self._fleet.nodes, self._fleet.leaving).index(self._fleet.me)
+        if turn == 0:
+            return False
+        turn_s = min(_LONGEST_TURN_S, _TURN_S * (1 + turn))
+        try:
+            async with asyncio.timeout(turn_s):
+                await self._event(at).wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _event(self, at: StepId) -> asyncio.Event:
+        for old in list(self._told)[:-_TOLD_KEPT]:
+            del self._told[old]
+        return self._told.setdefault(at, asyncio.Event())
+
+    def _hear_committed(self, _node: str, body: Body) -> None:
+        fields = Fields(body, "committed")
+        self._event(StepId.of(fields)).set()
+
+
+def _complete(brought: Iterable[Body], nodes: Iterable[str], at: StepId) -> tuple[Shard, ...]:
+    shards: list[Shard] = []
+    for node, body in zip(nodes, brought, strict=True):
+        fields = Fields(body, "acknowledgements")
+        why = fields.optional_text("error")
+        if why is not None:
+            raise AgentError(f"node {node} gave step {at.step} up: {why}")
+        shards += [Shard.from_ack(text.encode("ascii"), key) for key, text in fields.items("acks")]
+    return _whole(shards, at)
+
+
+def _whole(shards: Iterable[Shard], at: StepId) -> tuple[Shard, ...]:
+    found = complete_set(shards, at)
+    if found is None:
+        raise CorruptError(f"the acknowledgements of step {at.step} do not make a whole")
+    return found

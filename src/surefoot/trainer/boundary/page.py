@@ -1,0 +1,102 @@
+"""A trainer's own page of the board."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from surefoot.exits import EVICTED, SUPERSEDED
+from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
+from surefoot.trainer.boundary.environment import Ranks
+
+_NEVER_BEHIND = 1 << 62
+"""SEALED of a rank that has left: nobody waits for it any more."""
+
+
+class Page:
+    """Reads the node's words and its neighbours', writes its own."""
+
+    def __init__(self, board: Board, ranks: Ranks, incarnation: int) -> None:
+        self.board = board
+        self.ranks = ranks
+        self._incarnation = incarnation
+
+    def open(self, generation: int, pid: int) -> None:
+        """From here on the page is this incarnation's."""
+        self.set(RankWord.INCARNATION, self._incarnation)
+        self.set(RankWord.PID, pid)
+        self.set(RankWord.SEALED, 0)
+        self.set(RankWord.PASSED, 0)
+        self.set(RankWord.ENTERED, 0)
+        self.set(RankWord.BROUGHT_EVEN, 0)
+        self.set(RankWord.BROUGHT_ODD, 0)
+        self.set(RankWord.SEALED_GENERATION, generation)
+
+    def set(self, word: RankWord, value: int) -> None:
+        self.board.set_rank(self.ranks.local_rank, word, value)
+
+    def phase(self, phase: Phase) -> None:
+        self.set(RankWord.PHASE, phase)
+
+    def leave(self) -> None:
+        self.set(RankWord.SEALED, _NEVER_BEHIND)
+        self.set(RankWord.PASSED, _NEVER_BEHIND)
+
+    def has_left(self, local_rank: int) -> bool:
+        """A rank of this machine takes part in nothing any more: it said so, or its process has ended."""
+        if self.board.rank(local_rank, RankWord.SEALED) == _NEVER_BEHIND:
+            return True
+        return _has_ended(self.board.rank(local_rank, RankWord.PID))
+
+    @property
+    def noticed(self) -> bool:
+        """An eviction was announced."""
+        return self.board.node(NodeWord.NOTICE) == 1
+
+    def sealed_on_all(self, generation: int) -> int:
+        return self.board.sealed_on_all(generation, self.ranks.local_world_size)
+
+    @property
+    def passed(self) -> int:
+        """Newest step that this rank has sealed or given up, or -1."""
+        return self.board.rank(self.ranks.local_rank, RankWord.PASSED) - 1
+
+    def passed_on_all(self, generation: int) -> int:
+        """Newest step that every rank has sealed or given up, or -1."""
+        return self.board.passed_on_all(generation, self.ranks.local_world_size)
+
+    def must_stage_late(self, step: int) -> bool:
+        """The agent wants this step, which was not due, in memory."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) == step + 1
+
+    def must_stay(self, step: int) -> bool:
+        """The agent has ordered not to go beyond a step, and it is not known to be a later one than `step`."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) <= step + 1
+
+    @property
+    def _held(self) -> bool:
+        return self.board.rank(self.ranks.local_rank, RankWord.HOLD) == self._incarnation
+
+    def must_end(self) -> bool:
+        """The agent's stop word names this incarnation."""
+        return self.board.rank(self.ranks.local_rank, RankWord.STOP) == self._incarnation
+
+    def end_code(self) -> int:
+        """Exit code of a trainer that is ended."""
+        if self.board.node(NodeWord.SUPERSEDED):
+            return SUPERSEDED
+        return EVICTED if self.noticed else 1
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # Readable from its end on, whether anybody has waited for it or not.
+        look = select.poll()
+        look.register(pidfd, select.POLLIN)
+        return bool(look.poll(0))
+    finally:
+        os.close(pidfd)

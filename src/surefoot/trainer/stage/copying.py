@@ -1,0 +1,152 @@
+"""Copying: bytes of leaves into a slot, behind the training thread.
+
+One thread of its own makes the copies, in order; each is one call into native code for a group of leaves, so that
+neither Python's lock nor thousands of calls stand in the training's way. Leaves on an accelerator are copied by a
+stream of its own (see `surefoot.trainer.stage.streams`); for those in ordinary memory the thread itself moves the
+bytes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from surefoot.host.priority import give_way
+from surefoot.trainer.stage.witness import Witness
+from surefoot.trainer.state.tensors import copy_all, is_plainly_copied
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Destination in the slot, and source."""
+
+HOST = torch.device("cpu")
+_GROUP_BYTES = 32 * 1024 * 1024
+"""About how much is copied by one call: few enough calls, and never long without looking up."""
+
+
+class Lane(Protocol):
+    """How the copies of one step get behind the training."""
+
+    def boundary(self, pairs: Sequence[Pair]) -> None:
+        """In the training thread: copy these as they are at this point of the program."""
+
+    def offer(self, pairs: Sequence[Pair]) -> None:
+        """In the training thread: these are going to be copied behind it."""
+
+    def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
+        """In the copier's thread: copy what was offered, and then have the witness compare what it knows exactly."""
+
+    def help(self) -> None:
+        """In the training thread, which has nothing else to do: copy what nobody has begun to copy."""
+
+    def wait(self) -> None:
+        """In the copier's thread: until all bytes are in the slot."""
+
+    def hold_optimizer(self) -> None:
+        """In the training thread, before the optimizer changes the sources: order that after the copies."""
+
+    @property
+    def host_must_wait(self) -> bool:
+        """True if the training thread itself has to wait for the copies, since nothing else keeps the order."""
+
+
+class HostLane:
+    """Sources in ordinary memory.
+
+    The copier gives way to everybody, so on a machine with more to do than processors it may have done little when the
+    training thread has to wait for it; then that thread does the rest itself.
+    """
+
+    host_must_wait = True
+
+    def __init__(self) -> None:
+        self._left: deque[list[Pair]] = deque()
+        self._helping = threading.Lock()
+
+    def boundary(self, pairs: Sequence[Pair]) -> None:
+        copy_groups(pairs)
+
+    def offer(self, pairs: Sequence[Pair]) -> None:
+        self._left.extend(_groups(pairs))
+
+    def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
+        del pairs
+        self._copy_what_is_left()
+        # Whoever took a group before there was none left may still be copying it.
+        with self._helping:
+            if witness is not None:
+                witness.compare(HOST)
+
+    def help(self) -> None:
+        with self._helping:
+            self._copy_what_is_left()
+
+    def _copy_what_is_left(self) -> None:
+        while True:
+            try:
+                group = self._left.popleft()
+            except IndexError:
+                return
+            copy_groups(group)
+
+    def wait(self) -> None:
+        return
+
+    def hold_optimizer(self) -> None:
+        return
+
+
+def copy_groups(pairs: Iterable[Pair], *, non_blocking: bool = False) -> None:
+    """Copy each source into its destination, many by one call."""
+    plain: list[Pair] = []
+    odd: list[Pair] = []
+    for pair in pairs:
+        (plain if is_plainly_copied(pair[1]) else odd).append(pair)
+    with torch.no_grad():
+        for group in _groups(plain):
+            torch._foreach_copy_([to for to, _ in group], [source for _, source in group], non_blocking)
+    copy_all(odd)
+
+
+def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    group: list[Pair] = []
+    size_bytes = 0
+    for pair in pairs:
+        group.append(pair)
+        size_bytes += pair[1].numel() * pair[1].element_size()
+        if size_bytes >= _GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+class Copier:
+    """The thread. Work is done in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """`work` must not raise: nobody would hear of it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="surefoot-copier", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def close(self) -> None:
+        """Return when all work that was submitted is done."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        give_way()
+        while (work := self._work.get()) is not None:
+            work()

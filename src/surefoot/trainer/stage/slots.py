@@ -1,0 +1,146 @@
+"""Stage: one rank's slots under one plan, and where in them each leaf goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.core.image import Box, round_up
+from surefoot.core.layout import StepId
+from surefoot.core.plan import Plan
+from surefoot.core.replicas import areas
+from surefoot.core.slots import NEVER, SlotView, reusable
+from surefoot.ipc.segment import Segment
+from surefoot.ipc.wire import Body
+from surefoot.trainer.stage.copying import Pair
+from surefoot.trainer.state.flatten import NamedTensor
+from surefoot.trainer.state.tensors import box_view, memory_view
+
+
+class Stager:
+    """One rank's slots under one plan. The lock is for pins: the watcher thread grants them."""
+
+    def __init__(
+        self, segment: Segment, plan: Plan, rank: int, pinned: Sequence[int], tensors: Sequence[NamedTensor]
+    ) -> None:
+        self.segment = segment
+        self.plan = plan
+        places = _slot_places(plan, rank)
+        self.names = [place.leaf for place in places]
+        """Of a slot's leaves, in the slot's order."""
+        self.memory = memory_view(segment.memory)
+        numbers = {named.name: number for number, named in enumerate(tensors)}
+        self._numbers = [numbers[name] for name in self.names]
+        self._views = _slot_views(self.memory, segment, places)
+        self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
+        self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
+        """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
+        self._open: set[int] = set()
+        """Slots that are being filled."""
+        self._lock = threading.Lock()
+
+    def free_slots(self, sealed_on_all: int) -> int:
+        """How many slots could be filled once `sealed_on_all` is known to be sealed everywhere."""
+        with self._lock:
+            return len(reusable(self._slots(), sealed_on_all))
+
+    def take(self, sealed_on_all: int) -> int | None:
+        """Open a slot for filling; None if none is free. From here on it holds nothing."""
+        with self._lock:
+            free = reusable(self._slots(), sealed_on_all)
+            if not free:
+                return None
+            self._steps[free[0]] = NEVER
+            self._open.add(free[0])
+            self.segment.begin(free[0])
+            return free[0]
+
+    def pairs(self, slot: int, tensors: Sequence[NamedTensor]) -> list[Pair]:
+        """Each leaf of this rank's share: its place in a slot, and its live tensor.
+
+        Args:
+            slot: the slot.
+            tensors: in the order that they had when this stager was made.
+        """
+        return [(view, tensors[number].tensor) for number, view in zip(self._numbers, self._views[slot], strict=True)]
+
+    def seal(self, slot: int, at: StepId, record: bytes, *, staged_ns: int, message: Body) -> Body:
+        """Close a filled slot; returns the message for the agent. With a trigger in it, the slot is pinned: it stays
+        until the agent lets go."""
+        with self._lock:
+            pin = message["trigger"] is not None
+            self._open.discard(slot)
+            self._steps[slot] = at.step
+            seq = self.segment.seal(slot, at, record, durable=pin, staged_ns=staged_ns)
+            told = {**message, "plan": self.plan.hash, "slot": slot, "seq": seq}
+            if pin:
+                self._pinned[slot] = told
+            return told
+
+    def give_back(self, slot: int) -> None:
+        """A slot that was opened is not going to be sealed: it may be opened again."""
+        with self._lock:
+            self._open.discard(slot)
+
+    def pin(self, slot: int, seq: int) -> bool:
+        """Keep a slot for the agent. False if it moved on."""
+        with self._lock:
+            if self.segment.seq(slot) != seq:
+                return False
+            self._pinned.setdefault(slot, None)
+            return True
+
+    def unpin(self, slot: int, seq: int) -> None:
+        with self._lock:
+            if self.segment.seq(slot) == seq:
+                self._pinned.pop(slot, None)
+
+    def tell_again(self) -> list[Body]:
+        """For an agent that replaces another: what waits to be shipped. Pins that the old one took for itself end."""
+        with self._lock:
+            self._pinned = {slot: told for slot, told in self._pinned.items() if told is not None}
+            return [told for told in self._pinned.values() if told is not None]
+
+    def _slots(self) -> list[SlotView]:
+        busy = self._open | self._pinned.keys()
+        return [SlotView(step, slot in busy) for slot, step in enumerate(self._steps)]
+
+    def _restored_step(self, slot: int) -> int:
+        # What the agent left in an adopted segment is what this generation started from: the newest image there is
+        # until a newer one is sealed on all ranks.
+        sealed = self.segment.sealed(slot)
+        return sealed.at.step if sealed is not None else NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a leaf stands in a slot, from the begin of the rank's own image."""
+
+    leaf: str
+    box: Box
+    offset: int
+
+
+def _slot_places(plan: Plan, rank: int) -> list[_Place]:
+    """The leaves of the rank's image in its order, then those of the twins that it keeps."""
+    places = _image_places(plan, rank, 0, own=True)
+    twins_start = round_up(plan.image(rank).size_bytes)
+    for other, start in areas(plan, rank).items():
+        places += _image_places(plan, other, twins_start + start, own=False)
+    return places
+
+
+def _image_places(plan: Plan, rank: int, start: int, *, own: bool) -> list[_Place]:
+    item_of = {item.box.name: item for item in plan.kept_by(rank) if not item.frozen}
+    found = [(item_of[box.name], box, offset) for box, offset in plan.image(rank).places]
+    # What another rank has for itself alone comes to its twin by another way.
+    return [_Place(item.leaf, box, start + offset) for item, box, offset in found if own or item.spread != "local"]
+
+
+def _slot_views(memory: torch.Tensor, segment: Segment, places: Sequence[_Place]) -> list[list[torch.Tensor]]:
+    """For each slot, its places."""
+    starts = [segment.geometry.image_offset(slot) for slot in range(segment.num_slots)]
+    return [[box_view(memory, place.box, start + place.offset) for place in places] for start in starts]
