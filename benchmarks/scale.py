@@ -19,7 +19,7 @@ from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.recovery import Copy, Facts, Source, decide, ranking
-from surefoot.core.replicas import with_twins
+from surefoot.core.replicas import with_replicas
 from surefoot.core.retention import abandoned_steps, to_retire
 
 _Result = TypeVar("_Result")
@@ -103,7 +103,7 @@ def _plans(ranks: int, tensors: int, take: Take) -> None:
     replicated, sharded = _replicated(ranks, tensors), _sharded(ranks, tensors)
     copied: Plan = take("plan, replicated", ranks, tensors, lambda: make_plan(replicated))
     machines = [rank // _RANKS_A_MACHINE for rank in range(ranks)]
-    take("twins, replicated", ranks, tensors, lambda: with_twins(copied, replicated, machines))
+    take("replicas, replicated", ranks, tensors, lambda: with_replicas(copied, replicated, machines))
     plan: Plan = take("plan, sharded", ranks, tensors, lambda: make_plan(sharded))
     take("all ranks' images", ranks, tensors, lambda: _all_images(_afresh(plan)))
     body = plan.body

@@ -168,13 +168,13 @@ _BAD = {
         ("ipc/a.py", "if 1:\n    import torch.cuda as c"),
         ("cli/a.py", "import importlib\nimportlib.import_module('torch')"),
     ],
-    "trainer never imports agent": [("trainer/a.py", "from surefoot.records.records import Books")],
+    "trainer never imports agent": [("trainer/a.py", "from surefoot.records.records import Records")],
     "agent never imports trainer": [("agent/a.py", "from surefoot import trainer")],
     "tiers and notices know neither side": [
-        ("tiers/a.py", "from ..agent import books"),
+        ("tiers/a.py", "from ..agent import records"),
         ("notices/a.py", "import surefoot.trainer.run"),
     ],
-    "the mesh carries what it does not understand": [("mesh/a.py", "from surefoot.agent import crew")],
+    "the mesh carries what it does not understand": [("mesh/a.py", "from surefoot.agent import trainers")],
     "nothing but cli imports money": [("agent/a.py", "def f():\n    import surefoot.money.units")],
     "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": [
         ("data/a.py", "from surefoot.trainer.run import Run"),

@@ -18,7 +18,7 @@ there is one). The fields beside these, by event:
     unfit              step, needed_s: for its upload from this node, left_s, first: step or null: an eviction's newest
                        step is too large for the time that is left; an older one is finished before it, or none
     evicted            step, safe, why: it ends now, committed: step or null, seconds: from the notice to the end
-    worker_lost        rank, pid, step
+    trainer_lost        rank, pid, step
     stopped            ranks, why
     save_failed        step, tier, why, attempt
     quarantined        object, tier, why
@@ -176,7 +176,7 @@ def _generation(event: Event) -> str:
     return f"generation {event['generation']}: {event['world_size']} rank(s), {start}"
 
 
-def _worker_lost(event: Event) -> str:
+def _trainer_lost(event: Event) -> str:
     return f"rank {event['rank']} (process {event['pid']}) died after step {event['step']}"
 
 
@@ -210,7 +210,7 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "save_failed": _save_failed,
     "durable_age": _durable_age,
     "generation": _generation,
-    "worker_lost": _worker_lost,
+    "trainer_lost": _trainer_lost,
     "agent_started": _agent_started,
     "skipped": lambda e: f"step {e['step']} was not staged: {e['why']}",
     "stopped": lambda e: f"stopped rank(s) {e['ranks']}: {e['why']}",

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_nodes import until
+from membership_nodes import until
 
 import surefoot.agent.clients.checks as checks_module
 from surefoot.agent.clients.checks import Checks
 from surefoot.agent.clients.server import Link
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.journal import Journal
-from surefoot.agent.nodes.membership import Fleet
-from surefoot.agent.status import Situation
+from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.status import Status
 from surefoot.core.manifest import Generation
 from surefoot.events import describe
 from surefoot.ipc.board import Board, RankWord
@@ -47,27 +47,27 @@ class Site:
         tier = DiskTier(place / "run", direct=False)
         self._file = place / name
         self.journal = Journal("run-1", "launch", name, tier, self._file.open("a", buffering=1), self._file)
-        self.fleet = Fleet(tier, "run-1", name, self._spawn, print, print)
+        self.membership = Membership(tier, "run-1", name, self._spawn, print, print)
         self.board = Board.create(place / f"{name}-board", len(ranks))
-        self.crew = Crew(self.board, lambda: None, lambda _worker: None)
-        situation = Situation(self.board, self.journal)
-        situation.enter(Generation(1, "launch", None, world_size, name, 0.0), 0)
-        self.checks = Checks(self.fleet, self.crew, situation, self.journal, self._spawn)
+        self.trainers = Trainers(self.board, lambda: None, lambda _worker: None)
+        status = Status(self.board, self.journal)
+        status.enter(Generation(1, "launch", None, world_size, name, 0.0), 0)
+        self.checks = Checks(self.membership, self.trainers, status, self.journal, self._spawn)
         self.ends: dict[int, socket.socket] = {}
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, Trainer] = {}
 
     def _spawn(self, work: Any) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def enter(self) -> None:
-        await self.fleet.enter("round-0001", "127.0.0.1", self.ranks, self._world_size)
+        await self.membership.enter("round-0001", "127.0.0.1", self.ranks, self._world_size)
         for number, rank in enumerate(self.ranks):
             mine, end = socket.socketpair()
             for sock in (mine, end):
                 sock.setblocking(False)
             hello = {"rank": rank, "world_size": self._world_size, "local_rank": number, "incarnation": rank + 1}
             hello["local_world_size"] = len(self.ranks)
-            self.workers[rank] = self.crew.register(Link(mine, os.getpid()), hello)
+            self.workers[rank] = self.trainers.register(Link(mine, os.getpid()), hello)
             self.ends[rank] = end
             self.board.set_rank(number, RankWord.SEALED_GENERATION, 1)
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from fleet_nodes import SOON
+from membership_nodes import SOON
 
-import surefoot.agent.nodes.membership as fleet_module
-from surefoot.agent.nodes.membership import Fleet
+import surefoot.agent.nodes.membership as membership_module
+from surefoot.agent.nodes.membership import Membership
 from surefoot.errors import AgentError
 from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.open import open_tier
@@ -22,8 +22,8 @@ _BOUND_S = 40.0
 def test_a_dead_node_is_found_dead_though_the_store_hangs(s3_env: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its agent was replaced is looked up in the run's place; that this is not answered ends no waiting later
     than it would end otherwise."""
-    monkeypatch.setattr(fleet_module, "DEAD_AFTER_S", 1.0)
-    monkeypatch.setattr(fleet_module, "Mesh", SOON)
+    monkeypatch.setattr(membership_module, "DEAD_AFTER_S", 1.0)
+    monkeypatch.setattr(membership_module, "Mesh", SOON)
 
     async def story() -> None:
         tasks: dict[str, list[asyncio.Task[Any]]] = {"a": [], "b": []}
@@ -39,7 +39,7 @@ def test_a_dead_node_is_found_dead_though_the_store_hangs(s3_env: S3Server, monk
                     await task
 
         a, b = (
-            Fleet(open_tier(s3_env.url("hung-place")), "run-1", name, lambda w, n=name: spawn(n, w), print, print)  # type: ignore[misc]
+            Membership(open_tier(s3_env.url("hung-place")), "run-1", name, lambda w, n=name: spawn(n, w), print, print)  # type: ignore[misc]
             for name in tasks
         )
         a.on_dead = dead.append

@@ -13,7 +13,7 @@ from surefoot.core.layout import ShardId, StepId
 from surefoot.core.manifest import Generation, Parent, Shard
 from surefoot.errors import AgentError, SupersededError
 from surefoot.ipc.board import Phase
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.disk import DiskTier
 
 _AT = StepId(74, 2)
@@ -26,15 +26,15 @@ async def _commit_late(place: Path, newer: Generation | None) -> None:
     phases: list[Phase] = []
     tier = DiskTier(place / "run", direct=False)
     try:
-        books = Books(tier)
-        await books.put_generation(_MINE)
+        records = Records(tier)
+        await records.put_generation(_MINE)
         if newer is not None:
-            await Books(tier).put_generation(newer)
-        assert await Books(tier).put_tombstone(_AT, 1.0)
+            await Records(tier).put_generation(newer)
+        assert await Records(tier).put_tombstone(_AT, 1.0)
         try:
-            await Pipeline(books, None, Pacer(None), phases.append).commit([_SHARD], _MINE, 2.0)
+            await Pipeline(records, None, Pacer(None), phases.append).commit([_SHARD], _MINE, 2.0)
         finally:
-            assert await Books(tier).manifest(_AT) is None
+            assert await Records(tier).manifest(_AT) is None
             assert phases == [Phase.COMMITTING, Phase.IDLE]
     finally:
         await tier.close()

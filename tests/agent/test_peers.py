@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from fleet_nodes import nodes_of
+from membership_nodes import nodes_of
 
 from surefoot.agent.memory.memory import Memory
-from surefoot.agent.memory.replicas import Twins
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.memory.replicas import Replicas
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peer_drives import PeerDrives, PeerDrivesPlace
 from surefoot.agent.nodes.peers import PeerPlace, Peers
 from surefoot.agent.start.reading import Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
@@ -51,7 +51,7 @@ SHARD = _shard()
 class Two:
     """Two nodes of a round."""
 
-    fleets: list[Fleet]
+    fleets: list[Membership]
     said: list[str]
     place: Path
 
@@ -65,7 +65,7 @@ class Two:
 @asynccontextmanager
 async def _two(place: Path) -> AsyncIterator[Two]:
     async with nodes_of(place / "mesh", "a", "b", ranks=1) as nodes:
-        yield Two([node.fleet for node in nodes], [], place)
+        yield Two([node.membership for node in nodes], [], place)
 
 
 def _put(path: Path, *flipped: int) -> None:
@@ -193,8 +193,8 @@ def test_an_image_that_is_gone_when_it_is_read(tmp_path: Path, home: Home, holde
         async with _two(tmp_path) as two:
             memories = [Memory(home, lambda what, why: None) for _ in two.fleets]
             mine, _theirs = [
-                Peers(fleet, one, Twins(home, fleet, one, print))
-                for fleet, one in zip(two.fleets, memories, strict=True)
+                Peers(membership, one, Replicas(home, membership, one, print))
+                for membership, one in zip(two.fleets, memories, strict=True)
             ]
             copy = Copy(StepId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, holder)
             source = Source(copy.at, "ram", copy.plan, False, ((copy,),))

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_nodes import BOUND_S, Node, meeting
+from membership_nodes import BOUND_S, Node, meeting
 
 import surefoot.agent.evict.precedence as precedence_module
 from surefoot.agent.evict.precedence import goes_first
 from surefoot.agent.journal import Journal
-from surefoot.core.eviction import Uploads
+from surefoot.core.eviction import UploadReport
 from surefoot.core.layout import StepId
 from surefoot.events import describe, make_event
 from surefoot.tiers.disk import DiskTier
 
 _NEWEST, _OLDER = StepId(9, 1), StepId(7, 1)
-_FITS = Uploads(newest_s=0.1, left_s=5.0, older_s={_OLDER: 0.01})
-_TOO_LARGE = Uploads(newest_s=10.0, left_s=None, older_s={_OLDER: 1.0})
+_FITS = UploadReport(newest_s=0.1, left_s=5.0, older_s={_OLDER: 0.01})
+_TOO_LARGE = UploadReport(newest_s=10.0, left_s=None, older_s={_OLDER: 1.0})
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,8 @@ class _Node(Node):
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._journal.path.read_text().splitlines()]
 
-    async def first(self, mine: Uploads) -> StepId | None:
-        return await goes_first(self.fleet, self._journal, "emergency 9 1", _NEWEST, mine)
+    async def first(self, mine: UploadReport) -> StepId | None:
+        return await goes_first(self.membership, self._journal, "emergency 9 1", _NEWEST, mine)
 
 
 def _story(place: Path, number: int, tell: Callable[[list[_Node]], Any]) -> None:
@@ -91,7 +91,7 @@ def test_one_node_decides_by_itself(tmp_path: Path) -> None:
     """A node that is alone waits for nobody; a step that does not fit is logged also if nothing else is under way."""
 
     async def tell(nodes: list[_Node]) -> None:
-        assert await nodes[0].first(Uploads(10.0, 5.0)) is None
+        assert await nodes[0].first(UploadReport(10.0, 5.0)) is None
         (event,) = nodes[0].events()
         assert (event["event"], event["first"]) == ("unfit", None)
 
@@ -115,7 +115,7 @@ def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
     """Nothing is given up on a guess."""
 
     async def tell(nodes: list[_Node]) -> None:
-        nodes[1].fleet.bring("uploads beside emergency 9 1", {"newest_s": "soon"})
+        nodes[1].membership.bring("uploads beside emergency 9 1", {"newest_s": "soon"})
         assert await nodes[0].first(replace(_TOO_LARGE, left_s=5.0)) is None
         assert [event["event"] for event in nodes[0].events()] == ["warning"]
 

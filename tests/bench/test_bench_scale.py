@@ -19,7 +19,13 @@ _OF_RANKS = {
     "retention",
     "abandoned steps",
 }
-_OF_TENSORS = {"plan, replicated", "twins, replicated", "plan, sharded", "all ranks' images", "plan from its document"}
+_OF_TENSORS = {
+    "plan, replicated",
+    "replicas, replicated",
+    "plan, sharded",
+    "all ranks' images",
+    "plan from its document",
+}
 
 
 def test_every_figure_is_there_and_large_plans_are_left_out() -> None:

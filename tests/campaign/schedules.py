@@ -30,7 +30,7 @@ from cluster import Cluster, Forge, script_command
 from surefoot.core.layout import StepId
 from surefoot.host.clock import boot_s, wall_s
 from surefoot.ipc.home import base_directory
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.scenario.durable import newest_durable
 from surefoot.scenario.engine import Outcome, Scenario
 from surefoot.scenario.events import LASTING, Event, Kind, draw
@@ -54,7 +54,7 @@ _TRAINER = ("training", "filling", "sealed")
 _AGENT = ("idle", "flushing", "committing")
 _PHASES = {
     Kind.EVICT: _TRAINER[:2],
-    Kind.KILL_WORKER: (*_TRAINER, "restoring"),
+    Kind.KILL_TRAINER: (*_TRAINER, "restoring"),
     Kind.KILL_GROUP: _TRAINER,
     Kind.KILL_AGENT: _AGENT,
     Kind.KILL_ALL: (*_TRAINER, *_AGENT[1:]),
@@ -69,7 +69,7 @@ _PHASES = {
     Kind.FULL_DISK: ("training", "flushing"),
     Kind.CLOCK: ("training", "flushing"),
 }
-_RESTARTING = (Kind.EVICT, Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_ALL, Kind.KILL_JOB, Kind.ROT)
+_RESTARTING = (Kind.EVICT, Kind.KILL_TRAINER, Kind.KILL_GROUP, Kind.KILL_ALL, Kind.KILL_JOB, Kind.ROT)
 """After these all trainers start again."""
 _OF_LINKS = (Kind.CUT, Kind.SLOW, Kind.STORE_CUT, Kind.STORE_SLOW)
 _LASTS_S = (1.0, 6.0, 20.0)
@@ -272,30 +272,30 @@ def _pace(events: Sequence[Event], struck: int, steps: int) -> int:
 
 async def _num_sound(uri: str, damaged: Sequence[StepId]) -> int:
     """Committed steps that were not damaged."""
-    books = Books(open_tier(uri))
+    records = Records(open_tier(uri))
     try:
-        return len(set(await books.commits()) - set(damaged))
+        return len(set(await records.commits()) - set(damaged))
     finally:
-        await books.tier.close()
+        await records.tier.close()
 
 
 async def _damage(uri: str, rng: random.Random) -> list[StepId]:
     """Flip a byte of a shard of the newest committed step; returns that step, if there is one."""
-    books = Books(open_tier(uri))
+    records = Records(open_tier(uri))
     try:
-        commits = await books.commits()
+        commits = await records.commits()
         if not commits:
             return []
-        manifest = await books.manifest(commits[-1])
+        manifest = await records.manifest(commits[-1])
         assert manifest is not None
         shard = rng.choice(manifest.shards)
-        data = bytearray(await books.tier.get(shard.key))
+        data = bytearray(await records.tier.get(shard.key))
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        await books.tier.delete([shard.key])
-        await books.tier.put(shard.key, bytes(data))
+        await records.tier.delete([shard.key])
+        await records.tier.put(shard.key, bytes(data))
         return [commits[-1]]
     finally:
-        await books.tier.close()
+        await records.tier.close()
 
 
 # ---------------------------------------------------------------------- shrinking

@@ -80,7 +80,7 @@ _KEPT = {
     ),
     "a death in the recovery from the loss of everything": (
         311,
-        [_event("kill_job", "filling", 30, 1), _event("kill_worker", "restoring", 20, 1)],
+        [_event("kill_job", "filling", 30, 1), _event("kill_trainer", "restoring", 20, 1)],
     ),
     "a node asleep in a slow save, which the others gave up for a newer one": (
         238,
@@ -94,7 +94,7 @@ _KEPT = {
     "a rank whose process could not end, as its group never heard of its peers' deaths": (
         224,
         [
-            _event("kill_worker", "sealed", 17, 0),
+            _event("kill_trainer", "sealed", 17, 0),
             _event("pause", "filling", 53, 2, 20.0),
             _event("pause", "sealed", 97, 1, 20.0),
             _event("pause", "flushing", 126, 1, 1.0),

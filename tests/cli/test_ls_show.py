@@ -18,7 +18,7 @@ from run_files import commits, first, resealed, shard_of
 
 from surefoot.core.layout import StepId, commit_key, plan_key
 from surefoot.core.manifest import Generation
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
@@ -94,8 +94,8 @@ def download(uri: str, directory: Path) -> tuple[int, Path]:
 
     async def fetch() -> tuple[int, Path]:
         tier = open_tier(uri)
-        at = max(await Books(tier).commits())
-        manifest = await Books(tier).manifest(at)
+        at = max(await Records(tier).commits())
+        manifest = await Records(tier).manifest(at)
         assert manifest is not None
         (shard,) = manifest.shards
         await DiskTier(directory).put(shard.key, await tier.get(shard.key))
@@ -150,17 +150,17 @@ def test_given_up_checkpoints_are_left_out(surefoot: Command, run_copy: Path) ->
 
 
 async def give_up(run: Path) -> None:
-    books = Books(DiskTier(run))
-    manifest = await books.manifest(StepId(3, 1))
+    records = Records(DiskTier(run))
+    manifest = await records.manifest(StepId(3, 1))
     assert manifest is not None
-    await books.rewrite_manifest(manifest.retire(1.0))
-    await books.bury(StepId(2, 1), 1.0)
+    await records.rewrite_manifest(manifest.retire(1.0))
+    await records.bury(StepId(2, 1), 1.0)
 
 
 def test_quarantined_checkpoints_are_left_out(surefoot: Command, run_copy: Path) -> None:
     """A checkpoint with a shard that must not be used again is shown with `--all` only."""
     key = str(shard_of(run_copy, STEPS).relative_to(run_copy))
-    asyncio.run(Books(DiskTier(run_copy)).quarantine(key, "bad bytes", 1.0))
+    asyncio.run(Records(DiskTier(run_copy)).quarantine(key, "bad bytes", 1.0))
     assert STEPS not in rows_by_step(surefoot("ls", run_copy, "--json"))
     assert rows_by_step(surefoot("ls", run_copy, "--all", "--json"))[STEPS]["state"] == "quarantined"
 
@@ -266,12 +266,12 @@ def test_a_step_of_two_generations_is_the_one_on_the_lineage(surefoot: Command, 
 async def commit_again(run: Path, at: StepId, generation: int) -> None:
     from dataclasses import replace
 
-    books = Books(DiskTier(run))
-    manifest = await books.manifest(at)
+    records = Records(DiskTier(run))
+    manifest = await records.manifest(at)
     assert manifest is not None
     again = StepId(at.step, generation)
     shards = tuple(replace(s, id=replace(s.id, at=again)) for s in manifest.shards)
-    assert await books.put_manifest(replace(manifest, at=again, shards=shards))
+    assert await records.put_manifest(replace(manifest, at=again, shards=shards))
 
 
 @pytest.mark.parametrize("step", ["7", "00000006-g0009", "six", "6-7"])

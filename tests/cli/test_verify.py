@@ -20,7 +20,7 @@ from surefoot.core.layout import StepId, commit_key, parse_plan
 from surefoot.core.plan import Plan
 from surefoot.errors import TierError
 from surefoot.inspect.verify import verify
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.disk import DiskTier
 
 Command = Callable[..., Answer]
@@ -150,13 +150,13 @@ async def rehash(run: Path, at: StepId, data: bytes) -> None:
 
     import xxhash
 
-    books = Books(DiskTier(run))
-    manifest = await books.manifest(at)
+    records = Records(DiskTier(run))
+    manifest = await records.manifest(at)
     assert manifest is not None
     (shard,) = manifest.shards
     shard = replace(shard, xxh3_128=xxhash.xxh3_128_hexdigest(data), size_bytes=len(data))
-    await books.rewrite_manifest(replace(manifest, shards=(shard,)))
-    await books.tier.put(shard.ack, shard.ack_bytes())
+    await records.rewrite_manifest(replace(manifest, shards=(shard,)))
+    await records.tier.put(shard.ack, shard.ack_bytes())
 
 
 def test_sums_of_blocks_that_are_not_its_own_are_named(run_copy: Path) -> None:
@@ -170,14 +170,14 @@ def test_sums_of_blocks_that_are_not_its_own_are_named(run_copy: Path) -> None:
 async def _spoil_sums(run: Path, at: StepId) -> None:
     from dataclasses import replace
 
-    books = Books(DiskTier(run))
-    manifest = await books.manifest(at)
+    records = Records(DiskTier(run))
+    manifest = await records.manifest(at)
     assert manifest is not None
     (shard,) = manifest.shards
     assert shard.blocks is not None
     shard = replace(shard, blocks=replace(shard.blocks, sums=(shard.blocks.sums[0] ^ 1, *shard.blocks.sums[1:])))
-    await books.rewrite_manifest(replace(manifest, shards=(shard,)))
-    await books.tier.put(shard.ack, shard.ack_bytes())
+    await records.rewrite_manifest(replace(manifest, shards=(shard,)))
+    await records.tier.put(shard.ack, shard.ack_bytes())
 
 
 def test_a_plan_with_a_hole_is_named(run_copy: Path) -> None:
@@ -239,10 +239,10 @@ def test_what_was_given_up_is_not_read(run_copy: Path) -> None:
 
 
 async def retire(run: Path, at: StepId) -> None:
-    books = Books(DiskTier(run))
-    manifest = await books.manifest(at)
+    records = Records(DiskTier(run))
+    manifest = await records.manifest(at)
     assert manifest is not None
-    await books.rewrite_manifest(manifest.retire(1.0))
+    await records.rewrite_manifest(manifest.retire(1.0))
 
 
 def test_a_checkpoint_given_up_meanwhile_is_no_problem(run_copy: Path) -> None:

@@ -148,14 +148,14 @@ class _Ranks:
             if not alive:
                 break
             if self._rng.random() < 0.4:
-                self._deliver()
+                self._upload()
             else:
                 rank = self._rng.choice(sorted(alive))
                 if next(alive[rank], None) is None:
                     del alive[rank]
         return not alive
 
-    def _deliver(self) -> None:
+    def _upload(self) -> None:
         complete = self._delivered < len(self._posted) and len(self._posted[self._delivered]) == self._num_ranks
         self._delivered += complete
 
@@ -199,7 +199,7 @@ def _all_alike(ranks: _Ranks) -> bool:
 @given(st.integers(0, 2**64), st.integers(1, 4))
 @settings(max_examples=200)
 def test_all_ranks_take_the_same_plan_at_every_boundary(seed: int, num_ranks: int) -> None:
-    """Random local inputs, random scheduling and random delivery: every rank's list of decisions is the same."""
+    """Random local inputs, random scheduling and random upload: every rank's list of decisions is the same."""
     ranks = _Ranks(random.Random(seed), num_ranks, polled=False)
     assert ranks.run()
     assert _all_alike(ranks)

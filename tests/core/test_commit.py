@@ -69,10 +69,10 @@ def _in_every_order(acks: list[Shard]) -> list[tuple[Shard, ...] | None]:
     return [complete_set(order, _AT) for order in itertools.permutations(acks)]
 
 
-def test_a_twin_with_other_content_does_not_make_the_order_matter() -> None:
+def test_a_replica_with_other_content_does_not_make_the_order_matter() -> None:
     """Two acknowledgements of one name that differ (a forgery, a second tier): the order still does not matter."""
-    twin = replace(shard(_AT, 0), xxh3_128="f" * 32, size_bytes=1)
-    assert len({found and found[0].xxh3_128 for found in _in_every_order([*_ranks(2), twin])}) == 1
+    replica = replace(shard(_AT, 0), xxh3_128="f" * 32, size_bytes=1)
+    assert len({found and found[0].xxh3_128 for found in _in_every_order([*_ranks(2), replica])}) == 1
 
 
 @pytest.mark.parametrize("claimed", [1, 3, 0, -1, None, "2", 2.0, True, [], {"a": 1}])

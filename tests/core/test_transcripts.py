@@ -1,6 +1,6 @@
-"""Runs of the core told line by line: `transcripts/*.txt`, one situation a file.
+"""Runs of the core told line by line: `transcripts/*.txt`, one status a file.
 
-Lines that build the situation:
+Lines that build the status:
 
     generation 7 from 6 at 1200          a generation record ("from scratch" for none)
     checkpoint 1200 g6 [verified] [tag NAME] [retired SECONDS]
@@ -39,7 +39,7 @@ from core_samples import generation, manifest, shard
 from surefoot.core import eviction
 from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.eviction import Count, Done, Uploads, late_target, newest_to_ship, shipped_elsewhere, unfit
+from surefoot.core.eviction import Count, Done, UploadReport, late_target, newest_to_ship, shipped_elsewhere, unfit
 from surefoot.core.layout import StepId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Shard
@@ -50,7 +50,7 @@ from surefoot.errors import CorruptError
 _TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
 
-class _Situation:
+class _Status:
     """What the lines so far have built, and the answers to `expect`."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Situation:
         self.nodes: dict[str, eviction.Facts] = {}
         self.counted: dict[str, list[Count]] = {}
         self.copies: list[Copy] = []
-        self.uploads: dict[str, Uploads] = {}
+        self.uploads: dict[str, UploadReport] = {}
 
     def play(self, line: str) -> None:
         words = line.split()
@@ -172,7 +172,7 @@ class _Situation:
         seconds = {name: None if value == "?" else float(value) for name, value in given.items()}
         newest_s, left_s = seconds.pop("newest"), seconds.pop("left")
         older_s = {_at(name.replace("g", " g").split()): value or 0.0 for name, value in seconds.items()}
-        self.uploads[words[0]] = Uploads(newest_s, left_s, older_s)
+        self.uploads[words[0]] = UploadReport(newest_s, left_s, older_s)
 
     def ask_order(self, words: list[str]) -> str:
         order = eviction.decide(self.nodes[words[0]], float(words[2]))
@@ -290,7 +290,7 @@ def _listed(ats: Iterable[StepId]) -> str:
 @pytest.mark.parametrize("path", _TRANSCRIPTS, ids=lambda path: path.stem)
 def test_the_transcript_holds(path: Path) -> None:
     """Every `expect` line of the transcript has the answer that stands in it."""
-    situation = _Situation()
+    status = _Status()
     asked = 0
     for number, line in enumerate(path.read_text().splitlines(), 1):
         text = line.partition("#")[0].strip()
@@ -298,7 +298,7 @@ def test_the_transcript_holds(path: Path) -> None:
             continue
         asked += text.startswith("expect ")
         try:
-            situation.play(text)
+            status.play(text)
         except AssertionError as error:
             pytest.fail(f"{path.name}:{number}: {line}\n{error}")
     assert asked, "a transcript must ask something"
@@ -307,7 +307,7 @@ def test_the_transcript_holds(path: Path) -> None:
 def test_there_are_transcripts_and_they_can_fail() -> None:
     """The runner finds its files, and an answer that is wrong is noticed."""
     assert len(_TRANSCRIPTS) >= 10
-    situation = _Situation()
-    situation.play("generation 1 from scratch")
+    status = _Status()
+    status.play("generation 1 from scratch")
     with pytest.raises(AssertionError):
-        situation.play("expect cuts: g1=5")
+        status.play("expect cuts: g1=5")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.core.eviction import Link, Uploads, unfit
+from surefoot.core.eviction import Link, UploadReport, unfit
 from surefoot.core.layout import StepId
 
 NEWEST = 9
@@ -18,7 +18,7 @@ _seconds = st.floats(0, 100)
 
 
 @st.composite
-def _worlds(draw: st.DrawFn) -> dict[str, Uploads]:
+def _worlds(draw: st.DrawFn) -> dict[str, UploadReport]:
     """What up to three nodes report; some may lack an upload that others have."""
     names = NODES[: draw(st.integers(1, 3))]
     steps = draw(st.lists(st.integers(1, 8), unique=True, max_size=3))
@@ -26,22 +26,22 @@ def _worlds(draw: st.DrawFn) -> dict[str, Uploads]:
     for name in names:
         here = [StepId(step, 1) for step in steps if draw(st.booleans()) or draw(st.booleans())]
         left_s = draw(st.one_of(st.none(), st.floats(-5, 100)))
-        world[name] = Uploads(draw(_seconds), left_s, {at: draw(_seconds) for at in here})
+        world[name] = UploadReport(draw(_seconds), left_s, {at: draw(_seconds) for at in here})
     return world
 
 
-def _left_s(world: dict[str, Uploads]) -> float | None:
+def _left_s(world: dict[str, UploadReport]) -> float | None:
     return min((max(0.0, one.left_s) for one in world.values() if one.left_s is not None), default=None)
 
 
-def _fits(world: dict[str, Uploads], left_s: float, at: StepId | None = None) -> bool:
+def _fits(world: dict[str, UploadReport], left_s: float, at: StepId | None = None) -> bool:
     needed_s = [one.newest_s if at is None else one.older_s.get(at) for one in world.values()]
     return all(one_s is not None and one_s <= left_s for one_s in needed_s)
 
 
 @pytest.mark.holds("evictions-lose-nothing")
 @given(_worlds())
-def test_never_gives_up_what_fits_for_what_does_not(world: dict[str, Uploads]) -> None:
+def test_never_gives_up_what_fits_for_what_does_not(world: dict[str, UploadReport]) -> None:
     """The newest step waits only if it is too large somewhere; what comes first is small enough everywhere, and nothing
     newer is; if nothing is named, nothing would have fitted."""
     found, left_s = unfit(world), _left_s(world)
@@ -55,7 +55,7 @@ def test_never_gives_up_what_fits_for_what_does_not(world: dict[str, Uploads]) -
     assert found.first == max((at for at in under_way if _fits(world, left_s, at)), default=None)
 
 
-def _committed(world: dict[str, Uploads]) -> int:
+def _committed(world: dict[str, UploadReport]) -> int:
     """The step that the decision leads to, if links keep their speed; 0: none."""
     found, left_s = unfit(world), _left_s(world) or 0.0
     if found is None:
@@ -64,18 +64,18 @@ def _committed(world: dict[str, Uploads]) -> int:
 
 
 @given(_worlds(), st.sampled_from(NODES), st.floats(1, 100))
-def test_a_faster_link_never_leads_to_an_older_step(world: dict[str, Uploads], node: str, times: float) -> None:
+def test_a_faster_link_never_leads_to_an_older_step(world: dict[str, UploadReport], node: str, times: float) -> None:
     """One node's bandwidth goes up, whatever it was: the step that gets committed is the same or a newer one."""
     if node in world and _left_s(world) is not None:
         slow = world[node]
         assert slow.newest_s is not None
         older_s = {at: rest_s / times for at, rest_s in slow.older_s.items()}
-        faster = {**world, node: Uploads(slow.newest_s / times, slow.left_s, older_s)}
+        faster = {**world, node: UploadReport(slow.newest_s / times, slow.left_s, older_s)}
         assert _committed(faster) >= _committed(world)
 
 
 @given(_worlds(), st.floats(0, 100))
-def test_a_longer_window_never_leads_to_an_older_step(world: dict[str, Uploads], more_s: float) -> None:
+def test_a_longer_window_never_leads_to_an_older_step(world: dict[str, UploadReport], more_s: float) -> None:
     """The same for time."""
     if _left_s(world) is not None:
         later = {
@@ -86,7 +86,7 @@ def test_a_longer_window_never_leads_to_an_older_step(world: dict[str, Uploads],
 
 
 @given(_worlds(), st.permutations(NODES))
-def test_whose_report_comes_first_does_not_matter(world: dict[str, Uploads], order: list[str]) -> None:
+def test_whose_report_comes_first_does_not_matter(world: dict[str, UploadReport], order: list[str]) -> None:
     """Any node that decides from these reports decides the same."""
     assert unfit({name: world[name] for name in order if name in world}) == unfit(world)
 

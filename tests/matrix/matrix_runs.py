@@ -27,12 +27,12 @@ EVENTS: dict[str, tuple[Event, ...]] = {
         Event(kind=Kind.EVICT, phase="filling", step=12),
     ),
     "evict_once": (Event(kind=Kind.EVICT, phase="filling", step=12),),
-    "kill_worker": (
-        Event(kind=Kind.KILL_WORKER, phase="sealed", step=2),
-        Event(kind=Kind.KILL_WORKER, phase="filling", step=14),
+    "kill_trainer": (
+        Event(kind=Kind.KILL_TRAINER, phase="sealed", step=2),
+        Event(kind=Kind.KILL_TRAINER, phase="filling", step=14),
     ),
 }
-WORKERS = {"evict": 2, "evict_once": 2, "kill_worker": 0, None: 0}
+WORKERS = {"evict": 2, "evict_once": 2, "kill_trainer": 0, None: 0}
 """Of the data loader. The run that they are compared with has none: who fetches a sample changes nothing."""
 
 

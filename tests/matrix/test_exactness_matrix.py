@@ -28,7 +28,7 @@ _KINDS = (
 Get = Callable[[str, str | None], Played]
 # Kinds are trained side by side, so cells cost nothing: jobs do. Of those each way to train, and each event, has one
 # in the short form.
-_SHORT = (("plain", "evict"), ("ddp", "kill_worker"), ("fsdp2", "evict_once"))
+_SHORT = (("plain", "evict"), ("ddp", "kill_trainer"), ("fsdp2", "evict_once"))
 _JOBS = [
     pytest.param(mode, event, marks=() if (mode, event) in _SHORT else pytest.mark.soak)
     for mode in RANKS
@@ -58,10 +58,10 @@ def test_a_cell(played: Get, mode: str, event: str, kind: str) -> None:
 def test_the_jobs_are_what_they_claim(played: Get, mode: str, event: str) -> None:
     """Each event makes an attempt, evictions within one epoch; a scaler that skips; copies behind the next step."""
     disturbed, undisturbed = played(mode, event), played(mode, None)
-    codes = {"evict": [75, 75, 75], "evict_once": [75], "kill_worker": [None, None]}[event]
+    codes = {"evict": [75, 75, 75], "evict_once": [75], "kill_trainer": [None, None]}[event]
     assert [strike.exit_code for strike in disturbed.outcome.strikes] == codes
     assert len({line["attempt"] for line in disturbed.steps}) == len(codes) + 1
-    if event != "kill_worker":
+    if event != "kill_trainer":
         assert len({line["attempt"] for line in disturbed.steps if line["epoch"] == 0}) == len(codes) + 1
     for job in (disturbed, undisturbed):
         assert {kind for line in job.steps for kind in line["bits"]} == set(_KINDS)

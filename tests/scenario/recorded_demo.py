@@ -29,7 +29,7 @@ RECORDED = Path(__file__).with_name("recorded")
 STEPS, RANKS = 80, 2
 EVENTS = (
     Event(kind=Kind.EVICT, phase="training", step=10),
-    Event(kind=Kind.KILL_WORKER, phase="training", step=28, rank=1),
+    Event(kind=Kind.KILL_TRAINER, phase="training", step=28, rank=1),
     # Between two saves, for which it may have to wait: so with room behind it.
     Event(kind=Kind.KILL_AGENT, phase="idle", step=36),
 )

@@ -47,7 +47,7 @@ def _run(script: str, places: Path, *events: Event) -> DemoResult:
 @pytest.mark.soak
 def test_a_generator_that_is_not_registered_is_found_out(places: Path) -> None:
     """A script whose losses depend on what it does not keep gets FAIL, with the first step that went wrong."""
-    event = Event(kind=Kind.KILL_WORKER, phase="training", step=15)
+    event = Event(kind=Kind.KILL_TRAINER, phase="training", step=15)
     result = _run("train_dots.py", places, event)
     assert result.to_json()["verdict"] == "FAIL"
     assert not result.verdict.bit_identical
@@ -126,7 +126,7 @@ def test_the_demo_passes(seed: int) -> None:
     told = json.loads(done.stdout)
     assert told["problems"] == []
     assert (told["verdict"], told["bit_identical"], done.returncode) == ("PASS", True, 0)
-    assert sorted(event["event"] for event in told["events"]) == ["evict", "kill_agent", "kill_all", "kill_worker"]
+    assert sorted(event["event"] for event in told["events"]) == ["evict", "kill_agent", "kill_all", "kill_trainer"]
 
 
 @pytest.mark.campaign
@@ -140,7 +140,7 @@ def test_the_demo_on_several_machines_passes(seed: int) -> None:
     assert (told["verdict"], told["bit_identical"], done.returncode) == ("PASS", True, 0)
     links = ["cut"] if can_isolate() else []
     assert sorted(event["event"] for event in told["events"]) == sorted(
-        ["evict", "kill_agent", "kill_all", "kill_worker", *links]
+        ["evict", "kill_agent", "kill_all", "kill_trainer", *links]
     )
     page = (Path(told["log"]).parent / "page.html").read_text()
     assert all(event["event"] in page for event in told["events"])

@@ -66,7 +66,7 @@ def test_kills_a_worker_inside_each_phase(memory: Path, tmp_path: Path) -> None:
     """A worker dies in exactly the phase that was asked for, phase after phase, on the rank that was asked for."""
     phases = ("training", "starting", "filling", "restoring", "sealed")
     events = [
-        Event(kind=Kind.KILL_WORKER, phase=phase, step=20 * number, rank=number % _RANKS)
+        Event(kind=Kind.KILL_TRAINER, phase=phase, step=20 * number, rank=number % _RANKS)
         for number, phase in enumerate(phases)
     ]
     # So that a phase of the beginning comes again and again.
@@ -80,7 +80,7 @@ def test_kills_a_worker_inside_each_phase(memory: Path, tmp_path: Path) -> None:
 
 def test_the_next_event_waits_for_a_breath(memory: Path, tmp_path: Path) -> None:
     """Events that are due at once strike one after the other, with so many new steps between as were asked for."""
-    events = [Event(kind=Kind.KILL_WORKER, phase="training", step=20, rank=rank) for rank in (0, 1, 0)]
+    events = [Event(kind=Kind.KILL_TRAINER, phase="training", step=20, rank=rank) for rank in (0, 1, 0)]
     node = _node(memory, tmp_path)
     outcome = Scenario([node], events, num_ranks=_RANKS, breath_steps=7).run()
     assert outcome.problems == ()
@@ -148,11 +148,11 @@ def test_two_nodes_do_not_meet(tmp_path: Path) -> None:
 
 def test_says_when_an_event_never_struck(memory: Path, tmp_path: Path) -> None:
     """A run that ends before the phase comes is a problem, not a success with fewer events."""
-    events = [Event(kind=Kind.KILL_WORKER, phase="filling", step=100_000)]
+    events = [Event(kind=Kind.KILL_TRAINER, phase="filling", step=100_000)]
     outcome = _run(memory, tmp_path, events)
     assert outcome.strikes == ()
     assert outcome.problems == (
-        "kill_worker never struck: before a process was in 'filling' n's supervisor ended with 0; it printed:\n"
+        "kill_trainer never struck: before a process was in 'filling' n's supervisor ended with 0; it printed:\n"
         "a word on the way\n",
     )
 

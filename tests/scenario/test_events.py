@@ -12,7 +12,7 @@ from surefoot.demo.demo import plan_events
 from surefoot.errors import ConfigError
 from surefoot.scenario.events import AGENT_PHASES, TRAINER_PHASES, Event, Kind, Strike, draw
 
-_EVENT = Event(kind=Kind.KILL_WORKER, phase="filling", step=3, latest=9, rank=None, node=2)
+_EVENT = Event(kind=Kind.KILL_TRAINER, phase="filling", step=3, latest=9, rank=None, node=2)
 
 
 def test_events_and_strikes_survive_json() -> None:
@@ -20,7 +20,7 @@ def test_events_and_strikes_survive_json() -> None:
     strike = Strike(event=_EVENT, t=1.5, at_step=4, struck_in="filling", pids=(7, 8), durable=2, exit_code=-9)
     again = Event.from_json(json.loads(json.dumps(_EVENT.to_json())))
     assert again == _EVENT
-    assert again.kind is Kind.KILL_WORKER
+    assert again.kind is Kind.KILL_TRAINER
     assert Strike.from_json(json.loads(json.dumps(strike.to_json()))) == strike
 
 
@@ -56,7 +56,7 @@ def test_drawing_settles_within_the_range_and_by_the_seed_alone() -> None:
 def test_the_demo_has_every_kind_apart_from_each_other_and_before_the_end(seed: int) -> None:
     """Each kind once; each event at least a tenth of the run after the one before and before the end; by the seed."""
     events = plan_events(seed, 200, 2)
-    assert {event.kind for event in events} == {Kind.EVICT, Kind.KILL_WORKER, Kind.KILL_AGENT, Kind.KILL_ALL}
+    assert {event.kind for event in events} == {Kind.EVICT, Kind.KILL_TRAINER, Kind.KILL_AGENT, Kind.KILL_ALL}
     steps = [0, *(event.step for event in events), 200]
     assert all(after - before >= 20 for before, after in pairwise(steps))
     assert all(event.phase in TRAINER_PHASES + AGENT_PHASES and event.rank in (0, 1) for event in events)

@@ -54,7 +54,7 @@ def _often(kind: Kind, phase: str, times: int) -> list[Event]:
     events: list[Event] = []
     for number in range(1, times + 1):
         if phase in _AFTER_A_START:
-            events.append(Event(kind=Kind.KILL_WORKER, phase="training", step=_STEPS_APART * number))
+            events.append(Event(kind=Kind.KILL_TRAINER, phase="training", step=_STEPS_APART * number))
         events.append(Event(kind=kind, phase=phase, step=_STEPS_APART * number))
     return events
 
@@ -62,21 +62,21 @@ def _often(kind: Kind, phase: str, times: int) -> list[Event]:
 @pytest.mark.holds("strict-fence", "start-during-save")
 def test_each_of_them_once(endure: Endure) -> None:
     """A trainer, the group, the agent and the supervisor are killed in turn, in turn in each phase."""
-    kinds = (Kind.KILL_WORKER, Kind.KILL_AGENT, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR)
+    kinds = (Kind.KILL_TRAINER, Kind.KILL_AGENT, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR)
     events = [
         Event(kind=kinds[number % len(kinds)], phase=phase, step=_STEPS_APART * (number + 1))
         for number, phase in enumerate(_ALWAYS)
     ]
     # The phases of a start strike the recoveries from a trainer's and from the group's end.
     for number, phase in ((2, "restoring"), (0, "starting")):
-        kind = Kind.KILL_WORKER if phase == "restoring" else Kind.KILL_AGENT
+        kind = Kind.KILL_TRAINER if phase == "restoring" else Kind.KILL_AGENT
         events.insert(number + 1, Event(kind=kind, phase=phase, step=events[number].step))
     endure(events)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("phase", [*_ALWAYS, *_AFTER_A_START])
-@pytest.mark.parametrize("kind", [Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_AGENT, Kind.KILL_SUPERVISOR])
+@pytest.mark.parametrize("kind", [Kind.KILL_TRAINER, Kind.KILL_GROUP, Kind.KILL_AGENT, Kind.KILL_SUPERVISOR])
 def test_twenty_times_inside_each_phase(endure: Endure, kind: Kind, phase: str) -> None:
     """One of them is killed twenty times inside one phase."""
     endure(_often(kind, phase, _TIMES))

@@ -54,7 +54,7 @@ def _cost(lines: list[Line], *strikes: Strike) -> Recovery:
 
 def test_equal_runs_pass() -> None:
     """A log in which every line of the disturbed run equals the undisturbed one passes, redone steps included."""
-    verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_WORKER, 61.5))
+    verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_TRAINER, 61.5))
     assert verdict.problems == ()
     assert verdict.bit_identical
     assert verdict.passed
@@ -68,7 +68,7 @@ def test_one_different_line_fails(attempt: int, change: dict[str, object]) -> No
         replace(line, **change) if (line.attempt, line.rank, line.step) == (attempt, 0, 5) else line  # type: ignore[arg-type]
         for line in _restarted(5, 5)
     ]
-    verdict = _judge([*lines, *_CALM], _strike(Kind.KILL_WORKER, 61.5))
+    verdict = _judge([*lines, *_CALM], _strike(Kind.KILL_TRAINER, 61.5))
     assert not verdict.bit_identical
     assert not verdict.passed
     assert verdict.problems[0].startswith(f"disturbed attempt {attempt}, rank 0, step 5: ")
@@ -129,7 +129,7 @@ def test_an_eviction_that_loses_a_step_fails() -> None:
 
 
 @pytest.mark.holds("strict-fence")
-@pytest.mark.parametrize("kind", [Kind.KILL_WORKER, Kind.KILL_SUPERVISOR])
+@pytest.mark.parametrize("kind", [Kind.KILL_TRAINER, Kind.KILL_SUPERVISOR])
 def test_a_killed_process_may_cost_one_step(kind: Kind) -> None:
     """One redone step is within the promise, two are not."""
     strike = _strike(kind, 61.5)
@@ -142,7 +142,7 @@ def test_a_killed_process_may_cost_one_step(kind: Kind) -> None:
 def test_a_step_that_only_one_rank_finished_is_not_redone() -> None:
     """The step in flight does not count."""
     lines = [line for line in _restarted(5, 5) if (line.attempt, line.rank, line.step) != (1, 1, 5)]
-    recovery = _cost(lines, _strike(Kind.KILL_WORKER, 60.5))
+    recovery = _cost(lines, _strike(Kind.KILL_TRAINER, 60.5))
     assert (recovery.resumed_from, recovery.redone_steps) == (5, 0)
     # The step that rank 0 had done is not new; the next is, done by rank 0 at 180 s.
     assert recovery.seconds_to_new_step == pytest.approx(180.0 - 60.5)
@@ -174,11 +174,11 @@ def test_several_events_share_no_steps() -> None:
     first = _lines("disturbed", 1, range(4), 0.0)
     second = _lines("disturbed", 2, range(3, 8), 100.0)
     third = _lines("disturbed", 3, range(8, _STEPS), 300.0)
-    strikes = [_strike(Kind.KILL_WORKER, 42.0), _strike(Kind.KILL_AGENT, 135.0), _strike(Kind.EVICT, 145.0)]
+    strikes = [_strike(Kind.KILL_TRAINER, 42.0), _strike(Kind.KILL_AGENT, 135.0), _strike(Kind.EVICT, 145.0)]
     verdict = _judge([*first, *second, *third, *_CALM], *strikes)
     assert verdict.passed
     assert verdict.recoveries == (
-        Recovery(Kind.KILL_WORKER, 3, 1, 120.0 - 42.0),
+        Recovery(Kind.KILL_TRAINER, 3, 1, 120.0 - 42.0),
         Recovery(Kind.KILL_AGENT, 6, 0, 140.0 - 135.0),
         Recovery(Kind.EVICT, 8, 0, 310.0 - 145.0),
     )
@@ -197,7 +197,7 @@ def test_a_start_that_died_before_its_first_step_is_passed_over() -> None:
     lines = [
         replace(line, attempt=4) if line.attempt == 2 else line for line in _restarted(5, 4) if line.run == "disturbed"
     ]
-    assert _cost(lines, _strike(Kind.KILL_WORKER, 61.5)).redone_steps == 2
+    assert _cost(lines, _strike(Kind.KILL_TRAINER, 61.5)).redone_steps == 2
 
 
 @pytest.mark.parametrize("phase", ["training", "restoring"])
@@ -205,7 +205,7 @@ def test_an_event_inside_a_start_shows_what_made_the_start_necessary(phase: str)
     """A trainer's end may cost a step, also if the agent is killed while it comes back; an agent's own may not."""
     agent = _strike(Kind.KILL_AGENT, 62.0)
     agent = replace(agent, event=replace(agent.event, phase=phase), struck_in=phase)
-    verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_WORKER, 61.5), agent)
+    verdict = _judge([*_restarted(5, 5), *_CALM], _strike(Kind.KILL_TRAINER, 61.5), agent)
     redone = [problem for problem in verdict.problems if "trained again" in problem]
     assert len(redone) == (1 if phase == "training" else 0)
 
@@ -214,7 +214,7 @@ def test_an_event_inside_a_start_shows_what_made_the_start_necessary(phase: str)
 def test_an_event_that_befell_a_recovery_answers_for_it(durable: int, passes: bool) -> None:
     """Training did not go on between the two; what the second start resumed from is held against what was durable at
     the first event."""
-    lost, killed = _strike(Kind.KILL_JOB, 61.5, durable), _strike(Kind.KILL_WORKER, 80.0)
+    lost, killed = _strike(Kind.KILL_JOB, 61.5, durable), _strike(Kind.KILL_TRAINER, 80.0)
     killed = replace(killed, event=replace(killed.event, phase="restoring"), struck_in="restoring")
     verdict = _judge([*_restarted(5, 3), *_CALM], lost, killed)
     assert [recovery.resumed_from for recovery in verdict.recoveries] == [None, 3]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sim_books import Books
 from sim_kernel import Local, Process, Sleep, Steps, Until
 from sim_node import PARTS, Node, Segment, Slot, hash_of
+from sim_records import Records
 from sim_start import Starting
 from sim_trainer import Order, Turn
 
@@ -36,7 +36,7 @@ class Brain:
         self.node = node
         self.process = process
         self.round = round_
-        self.books = Books(world, node)
+        self.records = Records(world, node)
         self.order: Order | None = None
         self.known: dict[str, Progress] = {}
         self.answers: dict[str, list[Copy]] = {}
@@ -271,7 +271,7 @@ class Brain:
 
     def _obey(self, message: Message) -> Steps:
         """The record in the store is what is obeyed; the message only says that it is there."""
-        record = yield from self.books.generation(message["turn"][0])
+        record = yield from self.records.generation(message["turn"][0])
         if not self._is_current(message):
             return
         if (record is None or record.launch != self.node.launch) and self.world.policy.record_before_training:
@@ -379,20 +379,20 @@ class Brain:
             slot.pinned = False
             self.touch()
         seq, at, hashed, record = slot.seq, slot.at, slot.hash, dict(slot.record)
-        yield from self.books.put_plan(segment.plan)
+        yield from self.records.put_plan(segment.plan)
         data = b""
         for part in range(PARTS):
             data += yield Local(f"read {part}", lambda part=part: slot.parts[part], self.world.setting.ship_s / PARTS)  # type: ignore[misc]
         attempt = f"{self.world.fresh():08x}"
         shard = Shard(ShardId(at, segment.rank, attempt), segment.plan, len(data), hashed, record)
         if not self.world.policy.acknowledges_after_check:
-            yield from self.books.put(shard.ack, shard.ack_bytes())
-        yield from self.books.put(shard.key, data)
+            yield from self.records.put(shard.ack, shard.ack_bytes())
+        yield from self.records.put(shard.key, data)
         if not self.world.policy.good(data, hashed) or slot.seq != seq:
-            yield from self.books.delete(shard.key)
+            yield from self.records.delete(shard.key)
             return False
         if self.world.policy.acknowledges_after_check:
-            yield from self.books.put(shard.ack, shard.ack_bytes())
+            yield from self.records.put(shard.ack, shard.ack_bytes())
         self.pending.setdefault(at, self.world.kernel.now)
         if not self.leads and self.round is not None:
             self.send(self.round.members[0], op="acked", at=at)
@@ -444,7 +444,7 @@ class Brain:
 
     def _try_commit(self, at: StepId) -> Steps:
         try:
-            manifest = yield from self.books.commit(at)
+            manifest = yield from self.records.commit(at)
         except SupersededError:
             self.supersede()
             return
@@ -455,7 +455,7 @@ class Brain:
             self._note_commit(at)
             self.broadcast(op="committed", at=at)
             try:
-                yield from self.books.keep(manifest)
+                yield from self.records.keep(manifest)
             except SupersededError:
                 self.supersede()
 

@@ -163,22 +163,22 @@ class Network:
 
     def send(self, source: Node, target: Node, message: dict[str, Any]) -> None:
         if source is target:
-            self._kernel.after(0.0005, lambda: _deliver(self._kernel, target, message))
+            self._kernel.after(0.0005, lambda: _upload(self._kernel, target, message))
             return
         if not self.reaches(source.index, target.index) or self._rng.random() < self.loss:
             return
         delay_s = self._rng.uniform(0.1, 1.0) * self.delay_s
         if self._rng.random() < 0.02:
             delay_s *= 20
-        self._kernel.after(delay_s, lambda: _deliver(self._kernel, target, message))
+        self._kernel.after(delay_s, lambda: _upload(self._kernel, target, message))
 
 
-def _deliver(kernel: Kernel, target: Node, message: dict[str, Any]) -> None:
+def _upload(kernel: Kernel, target: Node, message: dict[str, Any]) -> None:
     agent = target.agent
     if agent is None or not agent.alive:
         return
     if agent.stopped:
-        agent.parked.append(lambda: _deliver(kernel, target, message))
+        agent.parked.append(lambda: _upload(kernel, target, message))
         return
     target.brain.heard(message)
     kernel.touch(target.index)

@@ -29,7 +29,7 @@ class Starting:
     def __init__(self, brain: Brain, round_: Round) -> None:
         self._brain = brain
         self._world = brain.world
-        self._books = brain.books
+        self._records = brain.records
         self._round = round_
         self._bad: list[Copy] = []
         self._failed: list[Source] = []
@@ -43,7 +43,7 @@ class Starting:
         anew do not answer it, and a record that was put after it read takes the number that it would claim.
         """
         while self._is_current():
-            generations = yield from self._books.generations()
+            generations = yield from self._records.generations()
             if self._world.policy.superseding(generations, [self._brain.node.launch]) is not None:
                 self._brain.supersede()
                 return
@@ -65,18 +65,18 @@ class Starting:
             if not self._world.policy.record_before_training:
                 yield from self._lead(generation.number, decision, source)
                 yield Sleep(2.0)
-                yield from self._books.put_once(generation.key, generation.to_bytes())
+                yield from self._records.put_once(generation.key, generation.to_bytes())
                 return
-            if (yield from self._books.put_once(generation.key, generation.to_bytes())):
+            if (yield from self._records.put_once(generation.key, generation.to_bytes())):
                 if (yield from self._lead(generation.number, decision, source)):
                     return
-            elif (yield from self._books.generation(generation.number)).launch == generation.launch:
+            elif (yield from self._records.generation(generation.number)).launch == generation.launch:
                 # Another leader of this launch: this one was replaced, whatever it believes.
                 return
 
     def best_of(self, copies: Sequence[Copy]) -> Steps:
         """What a node would choose by itself."""
-        generations = yield from self._books.generations()
+        generations = yield from self._records.generations()
         nobody_else = {member.name: [] for member in self._round.members}
         _decision, source = yield from self._decide(generations, {**nobody_else, self._brain.node.name: copies})
         return source
@@ -105,14 +105,14 @@ class Starting:
         policy = self._world.policy
         chain = policy.cuts(generations)
         yield from self._finish_commits(generations, chain)
-        commits = yield from self._books.commits()
+        commits = yield from self._records.commits()
         copies = [copy for of_node in answers.values() for copy in of_node if copy not in self._bad]
         manifests: dict[StepId, Manifest | None] = {}
         while True:
             facts = self._facts(generations, chain, copies, commits, manifests, answers)
             match policy.decide(facts):
                 case Look(at):
-                    read = yield from self._books.manifests([at])
+                    read = yield from self._records.manifests([at])
                     manifests[at] = read[0] if read else None
                 case Restore(source) as chosen if source.copies:
                     return chosen, source
@@ -151,12 +151,12 @@ class Starting:
     def _finish_commits(self, generations: dict[int, Generation], chain: Cuts) -> Steps:
         """Whoever was to commit what is acknowledged in full may have died in between."""
         policy = self._world.policy
-        listed = yield from self._books.ask(self._world.store.list(STEPS))
+        listed = yield from self._records.ask(self._world.store.list(STEPS))
         pieces = {piece.at for key in listed if (piece := parse_ack(key) or parse_shard(key)) is not None}
-        committed = set((yield from self._books.commits()))
+        committed = set((yield from self._records.commits()))
         for at in sorted(pieces - committed):
             if policy.counts(at, chain) and at.generation in generations:
-                yield from self._books.commit(at)
+                yield from self._records.commit(at)
 
     def _until_the_notice_is_over(self) -> Steps:
         """No new record before what an eviction saves is committed, or its deadline has passed."""

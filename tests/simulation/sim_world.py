@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(eq=False)
 class Round:
-    """One crew: the nodes and ranks that the launcher put together."""
+    """One trainers: the nodes and ranks that the launcher put together."""
 
     members: list[Node]
     ranks_per_node: int

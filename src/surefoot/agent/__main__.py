@@ -23,7 +23,7 @@ from surefoot.host.priority import give_way
 from surefoot.ipc.board import Board
 from surefoot.ipc.home import Home, is_draining
 from surefoot.launch.config import AgentConfig
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.open import open_disks, open_tier
 from surefoot.tiers.silence import spoken_of
 
@@ -54,13 +54,13 @@ async def _run(config: AgentConfig, pipe: int) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "beside", initializer=give_way))
     # Until there is a journal.
     place = spoken_of(open_tier(config.uri))
-    books = Books(place)
-    record = await books.open_run(wall_s())
+    records = Records(place)
+    record = await records.open_run(wall_s())
     home = await _take_home(record.run, config)
-    journal = Journal.open(record.run, config.launch, config.node, books.tier, home.directory)
+    journal = Journal.open(record.run, config.launch, config.node, records.tier, home.directory)
     place.told = lambda silence: journal.record(**place.event_of(silence))
     board = Board.create(home.board, _NUM_RANKS)
-    agent = Agent(config, home, books, open_disks(config.disks), journal, board)
+    agent = Agent(config, home, records, open_disks(config.disks), journal, board)
 
     def ready(socket: Path, board_path: Path) -> None:
         _say(pipe, {"socket": str(socket), "board": str(board_path), "run": record.run})

@@ -8,20 +8,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.clients.dispatch import Reception
+from surefoot.agent.clients.dispatch import Dispatch
 from surefoot.agent.clients.pins import Pins
 from surefoot.agent.clients.server import Server
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.evict.eviction import Eviction
-from surefoot.agent.evict.newest import Leftovers
+from surefoot.agent.evict.newest import NewestInMemory
 from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.frozen.transfer import FrozenSaver, FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.hasher import Hasher
 from surefoot.agent.memory.memory import Memory
 from surefoot.agent.memory.planning import Planner
-from surefoot.agent.memory.replicas import Twins
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.memory.replicas import Replicas
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peer_drives import PeerDrives
 from surefoot.agent.nodes.peers import Peers
 from surefoot.agent.nodes.relay import Relay
@@ -29,13 +29,13 @@ from surefoot.agent.save.clock import SaveClock
 from surefoot.agent.save.commits import Commits
 from surefoot.agent.save.pacer import Pacer
 from surefoot.agent.save.pipeline import Pipeline
-from surefoot.agent.save.retention import Keeper
+from surefoot.agent.save.retention import Retention
 from surefoot.agent.save.shipping import Shipper
 from surefoot.agent.start.choosing import Starter
 from surefoot.agent.start.loading import Loader
-from surefoot.agent.start.needs import NeedsDesk
+from surefoot.agent.start.needs import NeedsOfTrainers
 from surefoot.agent.start.opening import Opening
-from surefoot.agent.status import Situation
+from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.plan import Plan
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
@@ -46,7 +46,7 @@ from surefoot.ipc.wire import Body
 from surefoot.launch.config import AgentConfig
 from surefoot.notices.base import NoticeSource
 from surefoot.notices.file import FileNotice
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 _DRAIN_S = 900.0
@@ -69,106 +69,106 @@ class Agent:
     """One run on one node, from the first connection to the last byte shipped. Puts the parts together."""
 
     def __init__(
-        self, config: AgentConfig, home: Home, books: Books, disks: Tier | None, journal: Journal, board: Board
+        self, config: AgentConfig, home: Home, records: Records, disks: Tier | None, journal: Journal, board: Board
     ) -> None:
         self._config = config
         self._home = home
-        self._books = books
+        self._records = records
         self._disks = disks
         self._journal = journal
-        self._situation = Situation(board, journal)
+        self._status = Status(board, journal)
         self._memory = Memory(home, self._bad_memory)
-        self._fleet = Fleet(books.tier, home.run, _node_name(config), self.spawn, self._say, self._note)
-        self._fleet.on_dead = self._node_dead
-        self._fleet.hear("stop", self._hear_stop)
-        self._relay = Relay(self._fleet, board)
-        self._crew = Crew(board, lambda: self._opening.crew_complete(), self._worker_gone)
-        self._pins = Pins(self._crew)
+        self._membership = Membership(records.tier, home.run, _node_name(config), self.spawn, self._say, self._note)
+        self._membership.on_dead = self._node_dead
+        self._membership.hear("stop", self._hear_stop)
+        self._relay = Relay(self._membership, board)
+        self._trainers = Trainers(board, lambda: self._opening.trainers_complete(), self._trainer_gone)
+        self._pins = Pins(self._trainers)
         pacer = Pacer(config.cadence.max_bytes_per_s)
-        pipeline = Pipeline(books, disks, pacer, self._situation.set_phase)
-        frozen_files = FrozenFiles(books, disks, journal)
-        self._frozen = FrozenSaver(self._crew, frozen_files, pacer, journal, self.spawn)
-        needs = NeedsDesk(self._crew)
-        keeper = Keeper(books, disks, frozen_files, journal)
-        self._twins = Twins(home, self._fleet, self._memory, self._say)
-        peers = Peers(self._fleet, self._memory, self._twins)
-        commits = Commits(self._fleet, books, pipeline)
-        self._clock = SaveClock(self._fleet, self._frozen, board, journal, config.cadence)
+        pipeline = Pipeline(records, disks, pacer, self._status.set_phase)
+        frozen_files = FrozenFiles(records, disks, journal)
+        self._frozen = FrozenSaver(self._trainers, frozen_files, pacer, journal, self.spawn)
+        needs = NeedsOfTrainers(self._trainers)
+        retention = Retention(records, disks, frozen_files, journal)
+        self._replicas = Replicas(home, self._membership, self._memory, self._say)
+        peers = Peers(self._membership, self._memory, self._replicas)
+        commits = Commits(self._membership, records, pipeline)
+        self._clock = SaveClock(self._membership, self._frozen, board, journal, config.cadence)
         self._shipper = Shipper(
-            self._fleet,
+            self._membership,
             self._memory,
             pipeline,
             commits,
             self._pins,
-            keeper,
+            retention,
             self._frozen,
             journal,
-            self._situation,
+            self._status,
             self._clock,
             disks is not None,
             self.spawn,
         )
-        self._leftovers = Leftovers(
-            self._fleet,
+        self._newest_in_memory = NewestInMemory(
+            self._membership,
             peers,
             self._memory,
-            self._twins,
+            self._replicas,
             commits,
             self._pins,
             self._shipper,
-            self._situation,
+            self._status,
             journal,
             self.spawn,
         )
-        self._hasher = Hasher(self._memory, self._shipper.pinned, self._twins.hashed)
+        self._hasher = Hasher(self._memory, self._shipper.pinned, self._replicas.hashed)
         planner = Planner(
-            self._fleet, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
+            self._membership, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
         )
         self._eviction = Eviction(
-            self._fleet, self._crew, self._memory, self._shipper, self._leftovers, self._situation, journal
+            self._membership, self._trainers, self._memory, self._shipper, self._newest_in_memory, self._status, journal
         )
-        self._reception = Reception(
-            self._fleet,
+        self._dispatch = Dispatch(
+            self._membership,
             self._relay,
-            self._crew,
+            self._trainers,
             self._memory,
             planner,
             self._pins,
             self._shipper,
-            self._leftovers,
+            self._newest_in_memory,
             self._hasher,
             self._eviction,
             self._frozen,
             needs,
-            self._situation,
+            self._status,
             journal,
             config.grace_s,
             self,
         )
         loader = Loader(
-            self._fleet,
+            self._membership,
             peers,
-            books,
+            records,
             disks,
             self._memory,
-            FrozenStart(self._crew, frozen_files, journal),
+            FrozenStart(self._trainers, frozen_files, journal),
             needs,
-            PeerDrives(self._fleet, disks, self._say),
+            PeerDrives(self._membership, disks, self._say),
             journal,
         )
-        starter = Starter(self._fleet, peers, books, loader, journal, config.launch, config.node, config.resume)
+        starter = Starter(self._membership, peers, records, loader, journal, config.launch, config.node, config.resume)
         self._opening = Opening(
             home.run,
-            self._fleet,
+            self._membership,
             self._relay,
-            self._crew,
+            self._trainers,
             starter,
             self._memory,
             self._shipper,
             self._clock,
-            self._situation,
+            self._status,
             journal,
-            self._reception.refusal,
+            self._dispatch.refusal,
             self.spawn,
         )
         self._sources: list[NoticeSource] = [FileNotice(config.watch)] if config.watch is not None else []
@@ -177,7 +177,7 @@ class Agent:
     async def run(self, ready: Callable[[Path, Path], None]) -> int:
         """Serve until the launch is over and everything that can be safe is. Returns the launch's exit code."""
         await self._adopt()
-        server = Server(self._home.socket, self._reception.converse)
+        server = Server(self._home.socket, self._dispatch.converse)
         code = FINISHED
         try:
             async with asyncio.TaskGroup() as group:
@@ -211,11 +211,11 @@ class Agent:
     async def _adopt(self) -> None:
         """Take over what an earlier agent of this run left on this machine."""
         adopted = self._memory.adopt_files()
-        self._twins.adopt()
+        self._replicas.adopt()
         restart = self._home.previous_launch == self._config.launch
         self._journal.record("agent_started", adopted=adopted, restart=restart)
-        situation, board = self._situation, self._situation.board
-        situation.finished_before = situation.finished_on_all()
+        status, board = self._status, self._status.board
+        status.finished_before = status.finished_on_all()
         # The phase first: what lies there is what the agent before this one died of.
         board.set_node(NodeWord.PHASE, Phase.IDLE)
         board.set_node(NodeWord.AGENT_PID, os.getpid())
@@ -232,32 +232,32 @@ class Agent:
         if not number:
             return
         if board.node(NodeWord.OTHERS):
-            self._fleet.replaces_one()
-        generation = await self._books.generation(number)
-        self._situation.enter(generation, generation.parent.step if generation.parent is not None else 0)
+            self._membership.replaces_one()
+        generation = await self._records.generation(number)
+        self._status.enter(generation, generation.parent.step if generation.parent is not None else 0)
         newest = board.node(NodeWord.COMMITTED) - 1
-        self._situation.committed = max((at for at in await self._books.commits() if at.step == newest), default=None)
-        self._situation.committed_tier = self._books.tier.name
+        self._status.committed = max((at for at in await self._records.commits() if at.step == newest), default=None)
+        self._status.committed_tier = self._records.tier.name
 
     async def _until_over(self) -> int:
         """Wait for the launch's end, whichever it is, and see it through."""
         over = asyncio.create_task(self._launch_over())
         evicted = asyncio.create_task(self._eviction.see_through())
-        superseded = asyncio.create_task(self._situation.superseded.wait())
+        superseded = asyncio.create_task(self._status.superseded.wait())
         tasks = (over, evicted, superseded)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if superseded.done():
                 code = SUPERSEDED
-                await self._crew.gone(10.0)
+                await self._trainers.gone(10.0)
             elif evicted.done():
-                await self._eviction.clear_crew()
-                code = EVICTED if evicted.result() or self._situation.is_safe() else EVICTED_UNSAVED
-                code = FINISHED if self._situation.finished else code
+                await self._eviction.clear_trainers()
+                code = EVICTED if evicted.result() or self._status.is_safe() else EVICTED_UNSAVED
+                code = FINISHED if self._status.finished else code
             else:
                 code = FINISHED
                 await self._drain()
-            await self._crew.stopped()
+            await self._trainers.stopped()
         finally:
             for task in tasks:
                 task.cancel()
@@ -267,28 +267,28 @@ class Agent:
     async def _launch_over(self) -> None:
         """Wait until nobody will start or continue training here."""
         if self._config.supervised:
-            await self._reception.supervisor_done.wait()
-            if not await self._crew.gone(2.0):
-                self._crew.stop_all()
-                await self._crew.gone(10.0)
+            await self._dispatch.supervisor_done.wait()
+            if not await self._trainers.gone(2.0):
+                self._trainers.stop_all()
+                await self._trainers.gone(10.0)
             return
         owner = asyncio.create_task(_process_gone(self._config.owner_pid))
-        idle = asyncio.create_task(self._crew.idle_for(_IDLE_S))
+        idle = asyncio.create_task(self._trainers.idle_for(_IDLE_S))
         try:
             await asyncio.wait((owner, idle), return_when=asyncio.FIRST_COMPLETED)
         finally:
             owner.cancel()
             idle.cancel()
         if owner.done() and not owner.cancelled():
-            await self._crew.gone(10.0)
+            await self._trainers.gone(10.0)
 
     async def _part_from_supervisor(self, code: int) -> None:
-        if not self._reception.has_supervisor:
+        if not self._dispatch.has_supervisor:
             return
-        await self._reception.tell_supervisor({"op": "drained", "code": code})
+        await self._dispatch.tell_supervisor({"op": "drained", "code": code})
         try:
             async with asyncio.timeout(10.0):
-                await self._reception.supervisor_done.wait()
+                await self._dispatch.supervisor_done.wait()
         except TimeoutError:
             return
 
@@ -296,25 +296,27 @@ class Agent:
         """Everybody left: make the newest image durable if it is not, and finish what is under way."""
         self.draining()
         await self._shipper.drop_incomplete()
-        await self._fleet.settled(_SETTLED_WITHIN_S)
-        if self._situation.has_generation:
-            waits = self._shipper.busy() or not self._leftovers.all_durable()
-            await self._leftovers.report_left(self._situation.generation.number, _REPORTED_WITHIN_S if waits else 0.0)
+        await self._membership.settled(_SETTLED_WITHIN_S)
+        if self._status.has_generation:
+            waits = self._shipper.busy() or not self._newest_in_memory.all_durable()
+            await self._newest_in_memory.report_left(
+                self._status.generation.number, _REPORTED_WITHIN_S if waits else 0.0
+            )
         # Else there is nothing to ask for, of a leader that may have left in as good order.
-        if not self._leftovers.all_durable():
-            await self._leftovers.ship_newest("agent")
+        if not self._newest_in_memory.all_durable():
+            await self._newest_in_memory.ship_newest("agent")
         end_s = boot_s() + _DRAIN_S
-        while (self._shipper.busy() or self._leftovers.busy()) and boot_s() < end_s:
+        while (self._shipper.busy() or self._newest_in_memory.busy()) and boot_s() < end_s:
             await self._shipper.something(0.5 if self._shipper.busy() else 0.02)
 
     async def _close(self, code: int) -> None:
         await self._journal.close(2.0)
         self._memory.close()
-        await self._books.tier.close()
+        await self._records.tier.close()
         if self._disks is not None:
             await self._disks.close()
         # Memory that holds a step which is nowhere else stays for the next launch to adopt.
-        if code != EVICTED_UNSAVED and (self._situation.superseded_by is not None or self._leftovers.all_durable()):
+        if code != EVICTED_UNSAVED and (self._status.superseded_by is not None or self._newest_in_memory.all_durable()):
             self._home.remove()
         if self._config.note is not None:
             await asyncio.to_thread(Path(self._config.note).unlink, missing_ok=True)
@@ -324,35 +326,35 @@ class Agent:
 
     def _planned(self, plan: Plan) -> None:
         self._hasher.set_plan(plan)
-        self._twins.forget()
+        self._replicas.forget()
         self._frozen.planned(plan)
 
-    def _worker_gone(self, worker: Worker) -> None:
-        self._frozen.worker_gone(worker)
-        situation = self._situation
-        if not self._crew.workers:
-            situation.finished_before = situation.finished_on_all()
-            self._reception.crew_gone()
-        if (worker.leaving and not worker.failed) or worker.stopping:
+    def _trainer_gone(self, trainer: Trainer) -> None:
+        self._frozen.trainer_gone(trainer)
+        status = self._status
+        if not self._trainers.live:
+            status.finished_before = status.finished_on_all()
+            self._dispatch.trainers_gone()
+        if (trainer.leaving and not trainer.failed) or trainer.stopping:
             return
-        step = max(0, situation.board.rank(worker.local_rank, RankWord.FINISHED) - 1)
-        self._journal.record("worker_lost", rank=worker.rank, pid=worker.pid, step=step)
+        step = max(0, status.board.rank(trainer.local_rank, RankWord.FINISHED) - 1)
+        self._journal.record("trainer_lost", rank=trainer.rank, pid=trainer.pid, step=step)
         # The other nodes' ranks would wait for it in a collective until that times out.
-        self._fleet.tell_on({"op": "stop", "why": f"rank {worker.rank} died"})
-        self._stop_crew(f"rank {worker.rank} died")
+        self._membership.tell_on({"op": "stop", "why": f"rank {trainer.rank} died"})
+        self._stop_trainers(f"rank {trainer.rank} died")
 
     def _hear_stop(self, node: str, body: Body) -> None:
-        self._stop_crew(f"{Fields(body, 'stop').text('why')} on node {node}")
+        self._stop_trainers(f"{Fields(body, 'stop').text('why')} on node {node}")
 
     def _node_dead(self, node: str) -> None:
-        self._stop_crew(f"node {node} is gone")
+        self._stop_trainers(f"node {node} is gone")
 
-    def _stop_crew(self, why: str) -> None:
-        workers = self._crew.workers
-        if any(worker.hello.get("round", "") != self._fleet.round for worker in workers):
+    def _stop_trainers(self, why: str) -> None:
+        trainers = self._trainers.live
+        if any(trainer.hello.get("round", "") != self._membership.round for trainer in trainers):
             # Others than those of the round that this is about.
             return
-        ranks = self._crew.stop_all()
+        ranks = self._trainers.stop_all()
         if ranks:
             self._journal.record("stopped", ranks=ranks, why=why)
 
@@ -366,11 +368,11 @@ class Agent:
         # By its process, not by its connection: it may die before it connects.
         if self._config.supervised:
             await _process_gone(self._config.owner_pid)
-            await self._reception.supervisor_lost()
+            await self._dispatch.supervisor_lost()
 
     async def _obey_superseding(self) -> None:
-        await self._situation.superseded.wait()
-        self._crew.stop_all()
+        await self._status.superseded.wait()
+        self._trainers.stop_all()
 
     async def _watch(self, source: NoticeSource) -> None:
         notice = await source.wait()
@@ -383,15 +385,15 @@ class Agent:
         while True:
             await asyncio.sleep(_AGE_LOOK_S)
             # Without any, the age is that of the wait for the first.
-            age_s = self._situation.durable_age_s() or boot_s() - began_s
-            if self._crew.workers and age_s > limit_s and boot_s() - said_s > limit_s:
+            age_s = self._status.durable_age_s() or boot_s() - began_s
+            if self._trainers.live and age_s > limit_s and boot_s() - said_s > limit_s:
                 said_s = boot_s()
-                committed = self._situation.committed
+                committed = self._status.committed
                 self._journal.record(
                     "durable_age",
                     age_s=round(age_s, 1),
                     step=committed.step if committed else None,
-                    tier=self._situation.committed_tier,
+                    tier=self._status.committed_tier,
                 )
 
     # ------------------------------------------------------------------ what parts ask of the whole
@@ -407,25 +409,25 @@ class Agent:
 
     def status(self) -> Body:
         """For `surefoot status`."""
-        board, situation = self._situation.board, self._situation
+        board, status = self._status.board, self._status
         noticed = bool(board.node(NodeWord.NOTICE))
         return {
             "run": self._home.run,
-            "uri": self._books.tier.uri,
+            "uri": self._records.tier.uri,
             "launch": self._config.launch,
             "generation": board.node(NodeWord.GENERATION),
             "ranks": [
                 {
-                    "rank": worker.rank,
-                    "pid": worker.pid,
-                    "finished": max(0, board.rank(worker.local_rank, RankWord.FINISHED) - 1),
-                    "phase": Phase(board.rank(worker.local_rank, RankWord.PHASE)).name.lower(),
+                    "rank": trainer.rank,
+                    "pid": trainer.pid,
+                    "finished": max(0, board.rank(trainer.local_rank, RankWord.FINISHED) - 1),
+                    "phase": Phase(board.rank(trainer.local_rank, RankWord.PHASE)).name.lower(),
                 }
-                for worker in self._crew.workers
+                for trainer in self._trainers.live
             ],
-            "committed": situation.committed and situation.committed.step,
-            "tier": situation.committed_tier,
-            "durable_age_s": situation.durable_age_s(),
+            "committed": status.committed and status.committed.step,
+            "tier": status.committed_tier,
+            "durable_age_s": status.durable_age_s(),
             "notice": noticed,
             "deadline_in_s": board.node(NodeWord.DEADLINE_NS) / 1e9 - boot_s() if noticed else None,
             "time": wall_s(),

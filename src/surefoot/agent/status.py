@@ -1,4 +1,4 @@
-"""The situation: what the agent's parts must all know. Facts only; nothing here acts."""
+"""The status: what the agent's parts must all know. Facts only; nothing here acts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefoot.host.clock import boot_s
 from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
 
 
-class Situation:
+class Status:
     """Generation, progress, safety. The board is its memory: what an agent's successor must know stands there."""
 
     def __init__(self, board: Board, journal: Journal) -> None:
@@ -22,7 +22,7 @@ class Situation:
         """Step at which the current generation started."""
         self._barren_before = 0
         self.finished_before: int | None = None
-        """Steps that all ranks had finished when the last crew ended."""
+        """Steps that all ranks had finished when the last trainers ended."""
         self.committed: StepId | None = None
         self.committed_tier = ""
         self.superseded_by: str | None = None
@@ -104,7 +104,7 @@ class Situation:
         self.board.set_node(NodeWord.PHASE, phase)
 
     def forget_ranks(self, from_rank: int) -> None:
-        """Ranks beyond the current crew's are an older, larger crew's: their words mean nothing now."""
+        """Ranks beyond the current trainers's are an older, larger trainers's: their words mean nothing now."""
         for rank in range(from_rank, self.board.num_ranks):
             if self.board.rank(rank, RankWord.INCARNATION):
                 self.board.set_rank(rank, RankWord.INCARNATION, 0)

@@ -51,7 +51,7 @@ def demo(
         bool, typer.Option("--peers", help="Let what people write by hand go through the same events. Takes longer.")
     ] = False,
 ) -> None:
-    """Train a small model, evict it, kill a worker, the agent, everything; compare with undisturbed training."""
+    """Train a small model, evict it, kill a trainer, the agent, everything; compare with undisturbed training."""
     config = DemoConfig(
         seed=seed,
         steps=steps,

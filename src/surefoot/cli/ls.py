@@ -44,13 +44,13 @@ def ls(
 async def _read(run: str, disk: list[str], *, all_: bool) -> tuple[Survey, list[Checkpoint]]:
     from surefoot.inspect.checkpoints import checkpoints, copies_on, usable
     from surefoot.inspect.survey import survey
-    from surefoot.records.records import Books
+    from surefoot.records.records import Records
     from surefoot.tiers.open import open_disks, open_tier
     from surefoot.tiers.silence import spoken_of
 
     tier, disks = spoken_of(open_tier(run)), open_disks(disk)
     try:
-        found = (await survey(Books(tier), all_commits=all_)).demand()
+        found = (await survey(Records(tier), all_commits=all_)).demand()
         rows = checkpoints(found, await copies_on(disks))
         return found, rows if all_ else usable(rows)
     finally:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from surefoot.inspect.checkpoints import Checkpoint
     from surefoot.inspect.detail import RunDetail, StepDetail
     from surefoot.inspect.survey import Survey
-    from surefoot.records.records import Books
+    from surefoot.records.records import Records
 
 _SHOWN = 40
 """Rows of a table before the rest is only counted; JSON has them all."""
@@ -44,24 +44,24 @@ async def _read(run: str, step: str | None) -> RunDetail | StepDetail:
     from surefoot.inspect.checkpoints import checkpoints, parse_selector
     from surefoot.inspect.detail import run_detail
     from surefoot.inspect.survey import survey
-    from surefoot.records.records import Books
+    from surefoot.records.records import Records
     from surefoot.tiers.open import open_tier
     from surefoot.tiers.silence import spoken_of
 
     wanted = None if step is None else parse_selector(step)
     tier = spoken_of(open_tier(run))
     try:
-        books = Books(tier)
-        found = (await survey(books)).demand()
+        records = Records(tier)
+        found = (await survey(records)).demand()
         rows = checkpoints(found, {})
         if wanted is None:
             return run_detail(found, rows, wall_s())
-        return await _step(books, found, rows, wanted)
+        return await _step(records, found, rows, wanted)
     finally:
         await tier.close()
 
 
-async def _step(books: Books, found: Survey, rows: list[Checkpoint], wanted: StepId | int) -> StepDetail:
+async def _step(records: Records, found: Survey, rows: list[Checkpoint], wanted: StepId | int) -> StepDetail:
     from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
     from surefoot.inspect.checkpoints import resolve
     from surefoot.inspect.detail import StepDetail
@@ -72,7 +72,7 @@ async def _step(books: Books, found: Survey, rows: list[Checkpoint], wanted: Ste
         why = "its manifest is damaged" if at in found.damaged else "it was given up and deleted"
         raise ConfigError(f"checkpoint {at} cannot be shown: {why}")
     try:
-        plan = await books.plan(manifest.plan)
+        plan = await records.plan(manifest.plan)
     except (CorruptError, ObjectMissingError) as error:
         printing.warn(f"the plan of {at} cannot be read: {error}")
         plan = None

@@ -191,7 +191,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Uploads:
+class UploadReport:
     """What one node reports when its part of an eviction's newest step is in memory."""
 
     newest_s: float | None
@@ -214,7 +214,7 @@ class Unfit:
     """What is finished before it; None if nothing else can be either."""
 
 
-def unfit(reports: Mapping[str, Uploads]) -> Unfit | None:
+def unfit(reports: Mapping[str, UploadReport]) -> Unfit | None:
     """Whether the newest step is too large for the time left; None if it fits, or if that cannot be known.
 
     A step is committed only if every node's part of it is: the newest one is too large if it is so anywhere, and an

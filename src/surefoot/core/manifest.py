@@ -64,7 +64,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """`generations/gNNNN.json`: put if absent BEFORE any worker of the generation trains."""
+    """`generations/gNNNN.json`: put if absent BEFORE any trainer of the generation trains."""
 
     number: int
     launch: str

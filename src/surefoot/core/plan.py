@@ -111,7 +111,7 @@ class Plan:
     structure_of_rank: tuple[int, ...]
     mismatched: tuple[str, ...] = field(default=(), compare=False)
     """Leaves claimed to be the same on several ranks whose bytes differed: kept by each rank. Not part of the hash."""
-    twins: tuple[tuple[int, int], ...] = ()
+    replicas: tuple[tuple[int, int], ...] = ()
     """A rank whose image has a second copy in memory, and the rank that keeps it (see `surefoot.core.replicas`)."""
 
     @cached_property
@@ -133,7 +133,7 @@ class Plan:
             "structures": list(self.structures),
             "structure_of_rank": list(self.structure_of_rank),
             **({"frozen": frozen} if (frozen := [n for n, item in enumerate(self.items) if item.frozen]) else {}),
-            **({"twins": [list(pair) for pair in self.twins]} if self.twins else {}),
+            **({"replicas": [list(pair) for pair in self.replicas]} if self.replicas else {}),
         }
 
     @cached_property
@@ -166,21 +166,21 @@ class Plan:
         """What a rank keeps, for itself and for others, in the plan's order."""
         return self._by_rank.get(rank, ())
 
-    def twins_kept_by(self, keeper: int) -> Sequence[int]:
+    def replicas_kept_by(self, holder: int) -> Sequence[int]:
         """The ranks of whose images a rank keeps a second copy, ascending."""
-        return self._twins_by_keeper.get(keeper, ())
+        return self._replicas_by_holder.get(holder, ())
 
     @cached_property
-    def keepers(self) -> dict[int, int]:
+    def holders(self) -> dict[int, int]:
         """By rank, the rank that keeps a second copy of its image."""
-        return dict(self.twins)
+        return dict(self.replicas)
 
     @cached_property
-    def _twins_by_keeper(self) -> dict[int, list[int]]:
-        by_keeper: dict[int, list[int]] = {}
-        for rank, keeper in sorted(self.twins):
-            by_keeper.setdefault(keeper, []).append(rank)
-        return by_keeper
+    def _replicas_by_holder(self) -> dict[int, list[int]]:
+        by_holder: dict[int, list[int]] = {}
+        for rank, holder in sorted(self.replicas):
+            by_holder.setdefault(holder, []).append(rank)
+        return by_holder
 
     def own(self, rank: int) -> dict[str, Item]:
         """What a rank keeps for itself only, by leaf name."""
@@ -229,8 +229,8 @@ class Plan:
         )
         if frozen and max(frozen) >= len(items):
             raise CorruptError(f"{what}: item {max(frozen)} is said to be frozen, there are {len(items)}")
-        twins = _twins_from_json(fields.items("twins") if "twins" in fields.body else [], world_size, what)
-        plan = cls(world_size, items, tuple(structures), of_rank, twins=twins)
+        replicas = _replicas_from_json(fields.items("replicas") if "replicas" in fields.body else [], world_size, what)
+        plan = cls(world_size, items, tuple(structures), of_rank, replicas=replicas)
         check_cover(plan, what)
         return plan
 
@@ -431,13 +431,13 @@ def _item_from_json(data: Any, world_size: int, frozen: bool, what: str) -> Item
     return Item(Box(name, dtype, tuple(shape), tuple(offset), tuple(global_shape)), rank, spread, leaf, frozen)
 
 
-def _twins_from_json(data: list[Any], world_size: int, what: str) -> tuple[tuple[int, int], ...]:
+def _replicas_from_json(data: list[Any], world_size: int, what: str) -> tuple[tuple[int, int], ...]:
     for pair in data:
         if type(pair) is not list or len(pair) != 2 or any(type(n) is not int or not 0 <= n < world_size for n in pair):
-            raise CorruptError(f"{what}: a twin is {pair!r}, of {world_size} ranks")
-    if any(rank == keeper for rank, keeper in data) or _repeated(rank for rank, _keeper in data):
-        raise CorruptError(f"{what}: a rank is its own twin's keeper, or has two")
-    return tuple((rank, keeper) for rank, keeper in data)
+            raise CorruptError(f"{what}: a replica is {pair!r}, of {world_size} ranks")
+    if any(rank == holder for rank, holder in data) or _repeated(rank for rank, _keeper in data):
+        raise CorruptError(f"{what}: a rank is its own replica's holder, or has two")
+    return tuple((rank, holder) for rank, holder in data)
 
 
 def _check_box(what: str, name: Any, dtype: Any, lengths: Any) -> None:

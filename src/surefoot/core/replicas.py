@@ -1,8 +1,8 @@
-"""Twins: a second copy, in another machine's memory, of an image that is made of what other ranks have as well.
+"""Replicas: a second copy, in another machine's memory, of an image that is made of what other ranks have as well.
 
 Replicas are equal, so a rank of another machine can put the same bytes into its own slots: nothing travels. What a rank
 has for itself alone (its random states, a tensor of its own) is small, and is told to that machine. Together they are
-the image again, and the image's own hash says whether they are. Which rank keeps whose twin is part of the plan.
+the image again, and the image's own hash says whether they are. Which rank keeps whose replica is part of the plan.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from surefoot.core.plan import Item, Plan, Report
 from surefoot.core.ranges import Range, merged
 
 MAX_OWN_BYTES = 1024 * 1024
-"""More than this of a rank's own is not told to another machine at every step: it has no twin then."""
+"""More than this of a rank's own is not told to another machine at every step: it has no replica then."""
 
 _Block = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
-def with_twins(plan: Plan, reports: Sequence[Report], machines: Sequence[Hashable]) -> Plan:
-    """The plan with a twin for every image that can have one; largest first, to the rank with the fewest bytes so far.
+def with_replicas(plan: Plan, reports: Sequence[Report], machines: Sequence[Hashable]) -> Plan:
+    """The plan with a replica for every image that can have one; largest first, to the rank with the fewest bytes so
+    far.
 
     Args:
         plan: made of these reports.
@@ -35,31 +36,31 @@ def with_twins(plan: Plan, reports: Sequence[Report], machines: Sequence[Hashabl
     kept = [[item for item in plan.kept_by(rank) if not item.frozen] for rank in range(plan.world_size)]
     # One more, so that whoever keeps an image without any tensor has more to keep than before.
     sizes = [1 + sum(item.box.size_bytes for item in items) for items in kept]
-    keepers = _Keepers(machines)
-    twins = []
+    holding = _Holders(machines)
+    replicas = []
     for rank in sorted(range(plan.world_size), key=lambda rank: (-sizes[rank], rank)):
         items = kept[rank]
         if sum(item.box.size_bytes for item in items if item.spread == "local") > MAX_OWN_BYTES:
             continue
         able = _able(items, holders)
-        keeper = keepers.take(rank, able, sizes[rank]) if able is None or len(able) > 1 else None
-        if keeper is not None:
-            twins.append((rank, keeper))
-    return replace(plan, twins=tuple(sorted(twins)))
+        holder = holding.take(rank, able, sizes[rank]) if able is None or len(able) > 1 else None
+        if holder is not None:
+            replicas.append((rank, holder))
+    return replace(plan, replicas=tuple(sorted(replicas)))
 
 
-def areas(plan: Plan, keeper: int) -> dict[int, int]:
-    """Where the twins that a rank keeps begin in its slot, counted from the end of its own image's last page."""
+def areas(plan: Plan, holder: int) -> dict[int, int]:
+    """Where the replicas that a rank keeps begin in its slot, counted from the end of its own image's last page."""
     starts, end = {}, 0
-    for rank in plan.twins_kept_by(keeper):
+    for rank in plan.replicas_kept_by(holder):
         starts[rank] = end
         end += round_up(plan.image(rank).size_bytes)
     return starts
 
 
-def areas_bytes(plan: Plan, keeper: int) -> int:
-    """Room for the twins that a rank keeps, in each of its slots."""
-    return sum(round_up(plan.image(rank).size_bytes) for rank in plan.twins_kept_by(keeper))
+def areas_bytes(plan: Plan, holder: int) -> int:
+    """Room for the replicas that a rank keeps, in each of its slots."""
+    return sum(round_up(plan.image(rank).size_bytes) for rank in plan.replicas_kept_by(holder))
 
 
 def own_ranges(plan: Plan, rank: int) -> list[Range]:
@@ -69,8 +70,8 @@ def own_ranges(plan: Plan, rank: int) -> list[Range]:
     return merged((start, start + box.size_bytes) for box, start in places if box.name in own and box.size_bytes)
 
 
-class _Keepers:
-    """Ranks that can keep twins, those with the fewest bytes first."""
+class _Holders:
+    """Ranks that can keep replicas, those with the fewest bytes first."""
 
     def __init__(self, machines: Sequence[Hashable]) -> None:
         self._machines = machines
@@ -82,13 +83,13 @@ class _Keepers:
         """A rank of another machine than `rank`'s; of those in `able`, if it is given."""
         if able is not None:
             far = [one for one in able if self._machines[one] != self._machines[rank]]
-            keeper = min(far, key=lambda one: (self._load[one], one), default=None)
+            holder = min(far, key=lambda one: (self._load[one], one), default=None)
         else:
-            keeper = self._lightest_elsewhere(rank)
-        if keeper is not None:
-            self._load[keeper] += size_bytes
-            heapq.heappush(self._queue, (self._load[keeper], keeper))
-        return keeper
+            holder = self._lightest_elsewhere(rank)
+        if holder is not None:
+            self._load[holder] += size_bytes
+            heapq.heappush(self._queue, (self._load[holder], holder))
+        return holder
 
     def _lightest_elsewhere(self, rank: int) -> int | None:
         near = []

@@ -38,7 +38,7 @@ TRAIN_TEXT = Path(__file__).with_name("train_text.py")
 MIN_STEPS = 40
 _PHASES = {
     Kind.EVICT: ("training", "filling"),
-    Kind.KILL_WORKER: ("training", "filling", "sealed"),
+    Kind.KILL_TRAINER: ("training", "filling", "sealed"),
     Kind.KILL_AGENT: ("idle", "flushing", "committing"),
     Kind.KILL_ALL: ("training", "filling", "flushing", "committing"),
 }

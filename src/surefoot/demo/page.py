@@ -23,7 +23,7 @@ from surefoot.scenario.verdict import Recovery, Verdict, first_difference
 _LEGEND = '<svg viewBox="0 0 34 10" aria-hidden="true"><path d="M1,5 L33,5" class="{css}"/></svg>'
 _TOLD = {
     "evict": "SIGTERM, as a cloud's shutdown sends it",
-    "kill_worker": "SIGKILL to a trainer",
+    "kill_trainer": "SIGKILL to a trainer",
     "kill_group": "SIGKILL to every trainer",
     "kill_agent": "SIGKILL to the process that keeps the checkpoints",
     "kill_supervisor": "SIGKILL to the process that starts the others",

@@ -16,7 +16,7 @@ from surefoot.errors import AgentError, ConfigError, RunBusyError, SurefootError
 from surefoot.ipc import wire
 from surefoot.ipc.board import Board, NodeWord, RankWord
 from surefoot.ipc.home import Found, base_directory, clean_run, find_runs
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.open import open_tier
 from surefoot.tiers.silence import spoken_of
 
@@ -217,7 +217,7 @@ def _has_directory(note: bytes) -> bool:
 async def _run_id_at(uri: str) -> str:
     tier = spoken_of(open_tier(uri))
     try:
-        record = await Books(tier).find_run()
+        record = await Records(tier).find_run()
     finally:
         await tier.close()
     if record is None:

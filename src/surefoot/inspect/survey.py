@@ -30,7 +30,7 @@ from surefoot.core.manifest import Generation, Manifest, RunRecord
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError, TierError
 from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.problems import Findings, Problem
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 _TOMBSTONE_BYTES = 256
@@ -97,21 +97,21 @@ class Survey:
         return self
 
 
-async def survey(books: Books, *, all_commits: bool = False) -> Survey:
+async def survey(records: Records, *, all_commits: bool = False) -> Survey:
     """Read a run's documents. Never fails: what cannot be read is among the survey's problems.
 
     Args:
-        books: the run's.
+        records: the run's.
         all_commits: also read what, by its size and the absence of shards, can only be a tombstone. A long run has
             hundreds of thousands of them.
     """
-    return await _Surveyor(books).survey(all_commits)
+    return await _Surveyor(records).survey(all_commits)
 
 
 class _Surveyor:
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self._tier: Tier = books.tier
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._tier: Tier = records.tier
         self._findings = Findings()
 
     async def survey(self, all_commits: bool) -> Survey:
@@ -154,7 +154,7 @@ class _Surveyor:
         listed = await self._findings.listing(self._tier, GENERATIONS)
         numbers = [number for entry in listed if (number := parse_generation(entry.key)) is not None]
         read = await asyncio.gather(
-            *(self._findings.attempt(generation_key(n), self._books.generation(n)) for n in numbers)
+            *(self._findings.attempt(generation_key(n), self._records.generation(n)) for n in numbers)
         )
         return {g.number: g for g in read if g is not None}, frozenset(numbers)
 
@@ -177,7 +177,7 @@ class _Surveyor:
         """The manifest, True for a tombstone, False for one that cannot be read."""
 
         async def read() -> Manifest | bool:
-            return await self._books.manifest(at) or True
+            return await self._records.manifest(at) or True
 
         found = await self._findings.attempt(commit_key(at), read())
         return False if found is None else found

@@ -19,7 +19,7 @@ from surefoot.inspect.problems import Findings, Problem
 from surefoot.inspect.progress import Progress, Silent
 from surefoot.inspect.shards import check_ack, check_record, check_shard
 from surefoot.inspect.survey import Survey, survey
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 _SHARDS_AT_ONCE = 4
@@ -52,19 +52,19 @@ async def verify(tier: Tier, wanted: StepId | int | None = None, progress: Progr
         wanted: a checkpoint; None for all that are not given up, on the lineage or off it.
         progress: hears of the bytes as they are read.
     """
-    return await _Verification(Books(tier), progress or Silent()).run(wanted)
+    return await _Verification(Records(tier), progress or Silent()).run(wanted)
 
 
 class _Verification:
-    def __init__(self, books: Books, progress: Progress) -> None:
-        self._books = books
-        self._tier = books.tier
+    def __init__(self, records: Records, progress: Progress) -> None:
+        self._records = records
+        self._tier = records.tier
         self._progress = progress
         self._findings = Findings()
         self._reads = asyncio.Semaphore(_SHARDS_AT_ONCE)
 
     async def run(self, wanted: StepId | int | None) -> Verdict:
-        found = await survey(self._books, all_commits=True)
+        found = await survey(self._records, all_commits=True)
         if found.empty:
             return Verdict((Problem(found.uri, "no run here"),), 0, 0)
         for problem in found.problems:
@@ -134,7 +134,7 @@ class _Verification:
         """Whole plans by hash. Reading one checks its hash and its exact cover."""
         plans = {}
         for plan_hash in sorted(hashes):
-            plan = await self._findings.attempt(plan_key(plan_hash), self._books.plan(plan_hash))
+            plan = await self._findings.attempt(plan_key(plan_hash), self._records.plan(plan_hash))
             if plan is not None:
                 plans[plan_hash] = plan
         return plans
@@ -192,7 +192,7 @@ class _Verification:
     async def _still_stands(self, manifest: Manifest) -> bool:
         """False if retention gave the checkpoint up while it was read."""
         unread = Findings()
-        now = await unread.attempt(manifest.key, self._books.manifest(manifest.at))
+        now = await unread.attempt(manifest.key, self._records.manifest(manifest.at))
         return bool(unread.problems) or (now is not None and now.retired is None)
 
 

@@ -56,7 +56,7 @@ class Geometry:
     record_capacity: int
     image_bytes: int
     plan_bytes: int
-    twins_bytes: int = 0
+    replicas_bytes: int = 0
     """Of other ranks' images that stand in each slot too, each rounded up to pages."""
 
     @property
@@ -65,7 +65,7 @@ class Geometry:
 
     @property
     def slot_stride(self) -> int:
-        return self.record_capacity + round_up(self.image_bytes) + self.twins_bytes
+        return self.record_capacity + round_up(self.image_bytes) + self.replicas_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -77,7 +77,7 @@ class Geometry:
     def image_offset(self, slot: int) -> int:
         return self.record_offset(slot) + self.record_capacity
 
-    def twins_offset(self, slot: int) -> int:
+    def replicas_offset(self, slot: int) -> int:
         return self.image_offset(slot) + round_up(self.image_bytes)
 
 
@@ -135,8 +135,8 @@ class Segment:
         plan = Plan.from_body(parse_json(text, what), what)
         if self.rank >= plan.world_size or plan.image(self.rank).size_bytes != self.geometry.image_bytes:
             raise CorruptError(f"{what}: its plan is for {plan.world_size} ranks, or for another size")
-        if self.geometry.twins_bytes not in (0, areas_bytes(plan, self.rank)):
-            raise CorruptError(f"{what}: it has {self.geometry.twins_bytes} bytes for twins, its plan has others")
+        if self.geometry.replicas_bytes not in (0, areas_bytes(plan, self.rank)):
+            raise CorruptError(f"{what}: it has {self.geometry.replicas_bytes} bytes for replicas, its plan has others")
         return plan
 
     def image(self, slot: int) -> memoryview:
@@ -149,9 +149,9 @@ class Segment:
         start = self.geometry.image_offset(slot)
         return self.memory[start : start + round_up(self.geometry.image_bytes)]
 
-    def twin(self, slot: int, rank: int) -> memoryview:
+    def replica(self, slot: int, rank: int) -> memoryview:
         """Another rank's image, as far as this one has the same: what is that rank's own is missing in it."""
-        start = self.geometry.twins_offset(slot) + areas(self.plan(), self.rank)[rank]
+        start = self.geometry.replicas_offset(slot) + areas(self.plan(), self.rank)[rank]
         return self.memory[start : start + self.plan().image(rank).size_bytes]
 
     def record(self, sealed: Sealed) -> bytes:
@@ -286,27 +286,27 @@ def create_segment(
     image: Image,
     num_slots: int,
     record_capacity: int,
-    twins: bool = True,
+    replicas: bool = True,
 ) -> Segment:
     """Reserve and describe a segment: a file in `directory`, or a sealed memfd where that mount is too small.
 
-    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. `twins` says
+    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. `replicas` says
     whether there is room for those that the plan gives this rank to keep.
 
     Raises:
         ResourceError: neither has room.
     """
     plan_text = compact(plan.body)
-    twins_bytes = areas_bytes(plan, rank) if twins else 0
-    geometry = Geometry(num_slots, round_up(record_capacity), image.size_bytes, len(plan_text), twins_bytes)
+    replicas_bytes = areas_bytes(plan, rank) if replicas else 0
+    geometry = Geometry(num_slots, round_up(record_capacity), image.size_bytes, len(plan_text), replicas_bytes)
     if num_slots > _MAX_SLOTS:
         raise ResourceError(f"{num_slots} slots: at most {_MAX_SLOTS}")
     fd, path = _reserve(directory / name, geometry.size_bytes)
     try:
         mapping = mmap.mmap(fd, geometry.size_bytes)
         memory = memoryview(mapping)
-        if twins_bytes:
-            _describe_twins(memory, geometry, plan, rank)
+        if replicas_bytes:
+            _describe_replicas(memory, geometry, plan, rank)
         _describe(memory, geometry, image, plan_text, _static_header(geometry, rank, run, plan.hash))
     except BaseException:
         os.close(fd)
@@ -326,11 +326,11 @@ def _describe(memory: memoryview, geometry: Geometry, image: Image, plan_text: b
     memory[: len(header)] = header
 
 
-def _describe_twins(memory: memoryview, geometry: Geometry, plan: Plan, keeper: int) -> None:
-    for rank, offset in areas(plan, keeper).items():
+def _describe_replicas(memory: memoryview, geometry: Geometry, plan: Plan, holder: int) -> None:
+    for rank, offset in areas(plan, holder).items():
         header = plan.image(rank).header
         for slot in range(geometry.num_slots):
-            start = geometry.twins_offset(slot) + offset
+            start = geometry.replicas_offset(slot) + offset
             memory[start : start + len(header)] = header
 
 
@@ -375,10 +375,12 @@ def open_segment_file(path: Path, *, populate: bool = False) -> Segment:
 def _described(fd: int, mapping: mmap.mmap, size_bytes: int, path: Path | None, what: str) -> Segment:
     raw = mapping[: _STATIC.size + 16]
     words = _STATIC.unpack(raw[: _STATIC.size])
-    magic, version, num_slots, capacity, image_bytes, plan_bytes, rank, total, twins_bytes, *_, run, plan_hash = words
+    magic, version, num_slots, capacity, image_bytes, plan_bytes, rank, total, replicas_bytes, *_, run, plan_hash = (
+        words
+    )
     if magic != _MAGIC or version != _VERSION or bytes.fromhex(digest(raw[: _STATIC.size])) != raw[_STATIC.size :]:
         raise CorruptError(f"{what}: not a segment of version {_VERSION}, or its header is damaged")
-    geometry = Geometry(num_slots, capacity, image_bytes, plan_bytes, twins_bytes)
+    geometry = Geometry(num_slots, capacity, image_bytes, plan_bytes, replicas_bytes)
     if num_slots > _MAX_SLOTS or capacity % PAGE_BYTES or geometry.size_bytes != total or total != size_bytes:
         raise CorruptError(f"{what}: header describes {geometry.size_bytes} bytes, the file has {size_bytes}")
     try:
@@ -398,7 +400,7 @@ def _static_header(geometry: Geometry, rank: int, run: str, plan_hash: str) -> b
         geometry.plan_bytes,
         rank,
         geometry.size_bytes,
-        geometry.twins_bytes,
+        geometry.replicas_bytes,
         0,
         0,
         run.encode("ascii"),

@@ -136,7 +136,7 @@ class AgentConfig:
     uri: str
     """The run: a bucket prefix or a directory."""
     launch: str
-    """Identity of this launch; restarts of workers and of the agent inside it share it."""
+    """Identity of this launch; restarts of trainers and of the agent inside it share it."""
     node: str
     """Name of this machine in records and events."""
     disks: tuple[str, ...] = ()

@@ -252,7 +252,7 @@ class Supervisor:
         for body in inbox:
             if body.get("op") == "drained":
                 self._drained = int(body["code"])
-            elif body.get("op") == "workers_gone":
+            elif body.get("op") == "trainers_gone":
                 self._noticed = self._noticed or "agent"
                 self._kill_torchrun()
 

@@ -1,4 +1,4 @@
-"""The books: a run's records on its own URI, the only authority on generations and commits."""
+"""The records: a run's records on its own URI, the only authority on generations and commits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from surefoot.tiers.base import Tier
 _READS_AT_ONCE = 16
 
 
-class Books:
+class Records:
     """Reads and writes the small documents of one run. Caches what can never change."""
 
     def __init__(self, tier: Tier) -> None:

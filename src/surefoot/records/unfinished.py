@@ -11,14 +11,14 @@ from surefoot.core.lineage import Cuts, counts
 from surefoot.core.manifest import Generation
 from surefoot.errors import ObjectMissingError
 from surefoot.host.clock import wall_s
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 
 
 class Unfinished:
     """Finishes them before it is chosen what to restore."""
 
-    def __init__(self, books: Books, journal: Journal) -> None:
-        self._books = books
+    def __init__(self, records: Records, journal: Journal) -> None:
+        self._records = records
         self._journal = journal
 
     async def commit(self, generations: Mapping[int, Generation], chain: Cuts) -> list[StepId]:
@@ -26,30 +26,30 @@ class Unfinished:
 
         Returns every step whose manifest's key is taken, ascending.
         """
-        committed = set(await self._books.commits())
-        pieces = await self._books.pieces()
-        await self._books.check_records(generations, [*committed, *pieces])
+        committed = set(await self._records.commits())
+        pieces = await self._records.pieces()
+        await self._records.check_records(generations, [*committed, *pieces])
         for at in sorted(set(pieces) - committed):
             if counts(at, chain) and await self._commit(at, pieces[at]):
                 committed.add(at)
         return sorted(committed)
 
     async def _commit(self, at: StepId, ack_keys: Sequence[str]) -> bool:
-        shards = complete_set(await self._books.acks(ack_keys), at)
+        shards = complete_set(await self._records.acks(ack_keys), at)
         if shards is None:
             return False
         try:
-            sizes = [await self._books.tier.size(shard.key) for shard in shards]
+            sizes = [await self._records.tier.size(shard.key) for shard in shards]
         except ObjectMissingError:
             return False
         if sizes != [shard.size_bytes for shard in shards]:
             return False
-        manifest = make_manifest(shards, await self._books.generation(at.generation), wall_s())
-        if await self._books.put_manifest(manifest) is manifest:
+        manifest = make_manifest(shards, await self._records.generation(at.generation), wall_s())
+        if await self._records.put_manifest(manifest) is manifest:
             self._journal.record(
                 "committed",
                 step=at.step,
-                tier=self._books.tier.name,
+                tier=self._records.tier.name,
                 bytes=manifest.size_bytes,
                 seconds=0.0,
                 trigger=manifest.trigger,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from surefoot.core.layout import StepId
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.open import open_tier
 
 
@@ -16,11 +16,11 @@ async def newest_durable(uri: str, damaged: Collection[StepId] = ()) -> int:
         uri: the run.
         damaged: steps that do not count.
     """
-    books = Books(open_tier(uri))
+    records = Records(open_tier(uri))
     try:
-        for at in reversed(await books.commits()):
-            if at not in damaged and await books.manifest(at) is not None:
+        for at in reversed(await records.commits()):
+            if at not in damaged and await records.manifest(at) is not None:
                 return at.step
         return 0
     finally:
-        await books.tier.close()
+        await records.tier.close()

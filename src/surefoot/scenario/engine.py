@@ -301,7 +301,7 @@ class Scenario:
             if job.exit_code() != FINISHED:
                 raise _Stopped(f"{_ended(job)}; it printed:\n{job.output_tail()}")
             self._check_nobody_left(job)
-            if left := job.leftovers():
+            if left := job.left_behind():
                 self._problems.append(f"{job.node.name} left {', '.join(left)} in memory")
 
     def _check_nobody_left(self, job: Job) -> None:
@@ -389,7 +389,7 @@ def _watched(job: Job, event: Event) -> int | None:
 
 def _target(job: Job, event: Event) -> int | None:
     """Who gets the signal, if he lives."""
-    if event.kind in (Kind.KILL_WORKER, Kind.KILL_GROUP):
+    if event.kind in (Kind.KILL_TRAINER, Kind.KILL_GROUP):
         return job.trainer_pid(event.rank or 0)
     if event.kind is Kind.KILL_AGENT:
         return job.agent_pid()

@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
     EVICT = "evict"
     """SIGTERM to the supervisor, as a cloud's shutdown sends it; the same command is started again once it ended."""
-    KILL_WORKER = "kill_worker"
+    KILL_TRAINER = "kill_trainer"
     """SIGKILL to the trainer of `rank`."""
     KILL_GROUP = "kill_group"
     """SIGKILL to every trainer at one moment."""
@@ -81,7 +81,7 @@ class Event:
     latest: int | None = None
     """If given, `step` is yet to be drawn, between `step` and this."""
     rank: int | None = 0
-    """Local rank that is watched, and killed by `kill_worker`. None: yet to be drawn."""
+    """Local rank that is watched, and killed by `kill_trainer`. None: yet to be drawn."""
     node: int | None = 0
     """Index of the node. None: yet to be drawn."""
     lasts_s: float = 0.0

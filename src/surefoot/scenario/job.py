@@ -176,7 +176,7 @@ class Job:
                 path.unlink()
         self._board = None
 
-    def leftovers(self) -> list[str]:
+    def left_behind(self) -> list[str]:
         """What an ended job should not have left in memory. The locks' empty files stay by design."""
         return [path.name for path in self.node.memory.iterdir() if path.is_dir()]
 

@@ -84,14 +84,14 @@ def _unshare(*kinds: str) -> list[str]:
 class Host:
     """One machine's end: a process that keeps its namespaces, and the link that leads to it."""
 
-    def __init__(self, name: str, address: str, keeper: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, address: str, holder: subprocess.Popen[bytes]) -> None:
         self.name = name
         self.address = address
-        self._keeper = keeper
+        self._holder = holder
 
     def command(self, command: Sequence[str]) -> list[str]:
         """What runs `command` on this machine; it becomes that command, so that its process is the command's."""
-        return ["nsenter", f"--target={self._keeper.pid}", "--net", "--uts", "--mount", "--", *command]
+        return ["nsenter", f"--target={self._holder.pid}", "--net", "--uts", "--mount", "--", *command]
 
     def cut(self) -> None:
         """The link is down: nothing arrives, nobody is told."""
@@ -114,8 +114,8 @@ class Host:
     def close(self) -> None:
         # Both ends go; with the namespace alone they would some time later.
         subprocess.run(["ip", "link", "del", "dev", _link(self.name)], capture_output=True, check=False)
-        self._keeper.kill()
-        self._keeper.wait()
+        self._holder.kill()
+        self._holder.wait()
 
 
 class Network:
@@ -162,7 +162,7 @@ class Network:
     def _join(self, name: str, address: str) -> Host:
         host = Host(name, address, _start_keeper(name, self._table))
         link = _link(name)
-        _run("ip", "link", "add", "name", link, "type", "veth", "peer", "name", "eth0", "netns", str(host._keeper.pid))
+        _run("ip", "link", "add", "name", link, "type", "veth", "peer", "name", "eth0", "netns", str(host._holder.pid))
         _run("ip", "link", "set", "dev", link, "master", _BRIDGE)
         _run("ip", "link", "set", "dev", link, "up")
         _run(*host.command(["ip", "address", "add", f"{address}/24", "dev", "eth0"]))
@@ -192,18 +192,18 @@ def _start_keeper(name: str, table: Path) -> subprocess.Popen[bytes]:
     """A process in namespaces of its own. It ends with us: it reads a pipe that the kernel closes when we are gone."""
     named = 'hostname "$0" 2>/dev/null || echo "$0" > /proc/sys/kernel/hostname'
     script = f'{named}; mount --bind "$1" /etc/hosts && echo here && read _'
-    keeper = subprocess.Popen(
+    holder = subprocess.Popen(
         ["unshare", "--net", "--uts", "--mount", "--", "/bin/sh", "-c", script, name, str(table)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert keeper.stdout is not None
-    assert keeper.stderr is not None
-    if keeper.stdout.readline() != b"here\n":
-        keeper.wait()
-        raise ResourceError(f"no namespaces for {name}: {keeper.stderr.read().decode(errors='replace').strip()}")
-    return keeper
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    if holder.stdout.readline() != b"here\n":
+        holder.wait()
+        raise ResourceError(f"no namespaces for {name}: {holder.stderr.read().decode(errors='replace').strip()}")
+    return holder
 
 
 def _link(name: str) -> str:

@@ -16,7 +16,7 @@ _OF_A_START = ("starting", "restoring")
 MOST_REDONE = {
     Kind.EVICT: 0,
     Kind.KILL_AGENT: 0,
-    **dict.fromkeys((Kind.KILL_WORKER, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR, *LASTING), 1),
+    **dict.fromkeys((Kind.KILL_TRAINER, Kind.KILL_GROUP, Kind.KILL_SUPERVISOR, *LASTING), 1),
 }
 """Steps that all ranks had finished and that may be trained again. After a loss of memory: those past the newest
 durable."""

@@ -17,7 +17,7 @@ from surefoot.agent.journal import Journal
 from surefoot.core.frozen import FrozenFile
 from surefoot.core.layout import ShardId, StepId, frozen_key
 from surefoot.core.manifest import Manifest, Shard
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.disk import DiskTier
 from surefoot.tiers.open import open_disks
 
@@ -39,7 +39,7 @@ class _Place:
     def files(self) -> FrozenFiles:
         """As an agent that has just started has them."""
         journal = Journal("r" * 8, "l", "n", self.tier, (self._log / "e").open("a", buffering=1), self._log / "e")
-        return FrozenFiles(Books(self.tier), self.disks, journal)
+        return FrozenFiles(Records(self.tier), self.disks, journal)
 
     def events(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self._log / "e").read_text().splitlines()]

@@ -20,7 +20,7 @@ from surefoot.inspect.checkpoints import Checkpoint, checkpoints
 from surefoot.inspect.detail import RunDetail, run_detail
 from surefoot.inspect.survey import survey
 from surefoot.inspect.verify import Verdict, verify
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.scenario.s3_server import S3Server
 from surefoot.tiers.disk import DiskTier
 
@@ -88,7 +88,7 @@ def test_verify_reads_frozen_files_too(undisturbed: Lora, tmp_path: Path, damage
 async def _inspected(run: Path) -> tuple[Verdict, list[Checkpoint], RunDetail]:
     tier = DiskTier(run)
     try:
-        found = await survey(Books(tier))
+        found = await survey(Records(tier))
         rows = checkpoints(found, {})
         return await verify(tier), rows, run_detail(found, rows, 0.0)
     finally:

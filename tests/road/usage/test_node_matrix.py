@@ -44,7 +44,7 @@ class World:
         return self.nodes * self.ranks
 
     @property
-    def has_twins(self) -> bool:
+    def has_replicas(self) -> bool:
         """Every rank's state is another machine's too."""
         return self.nodes > 1 and self.layout != "fsdp"
 
@@ -92,7 +92,7 @@ class Train:
         for rank in range(world.size):
             jobs[rank // world.ranks].until_printed(f'["hangs", {rank}]')
             until(lambda rank=rank: self._is_sealed(rank), f"rank {rank}'s newest image")  # type: ignore[misc]
-            if world.has_twins:
+            if world.has_replicas:
                 until(lambda rank=rank: self._is_told(rank), f"what rank {rank} has for itself")  # type: ignore[misc]
         if "drives" in self._always:
             until(lambda: all(path.exists() for path in self._copies(world)), "copies on the drives")
@@ -132,14 +132,14 @@ class Train:
         ((path, middle),) = self._newest(rank)
         _flip(path, middle)
 
-    def spoil_twins(self) -> None:
+    def spoil_replicas(self) -> None:
         """Every second copy is damaged, of whichever step."""
         for path in self._stage.memory.glob("*/*/*.seg"):
             segment = open_segment_file(path)
             layout = segment.geometry
             for sealed in segment.all_sealed():
-                if layout.twins_bytes:
-                    _flip(path, layout.twins_offset(sealed.slot) + layout.twins_bytes - PAGE_BYTES)
+                if layout.replicas_bytes:
+                    _flip(path, layout.replicas_offset(sealed.slot) + layout.replicas_bytes - PAGE_BYTES)
 
     def committed(self) -> list[int]:
         """Ascending."""
@@ -177,7 +177,7 @@ class Train:
 
     def _is_told(self, rank: int) -> bool:
         """Another machine has what it needs to make a rank's newest image whole."""
-        for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.keepsake"):
+        for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.private_part"):
             try:
                 step = unseal(path.read_bytes(), path.name)["step"]
             except FileNotFoundError:  # an older one, removed just now
@@ -310,7 +310,7 @@ def test_restored(stage: Stage, truth: Get, request: pytest.FixtureRequest, kind
     train.arrange(*range(min(restored.nodes, saved.nodes)))
     durable = train.committed()[-1]
     assert (durable < SAVED_STEPS) == (tier == "memory")
-    in_memory = tier == "memory" and (restored.nodes >= saved.nodes or saved.has_twins)
+    in_memory = tier == "memory" and (restored.nodes >= saved.nodes or saved.has_replicas)
     told = _restore(train, restored, SAVED_STEPS if in_memory else durable)
     if restored == saved:
         _assert_goes_on(train, told, restored, truth(stage, restored))
@@ -393,8 +393,8 @@ def test_the_machine_of_rank_0_is_gone(stage: Stage, kind: str) -> None:
     train.arrange(1)
     durable = train.committed()[-1]
     assert durable < SAVED_STEPS
-    _restore(train, alone, SAVED_STEPS if saved.has_twins else durable)
-    assert [event["tier"] for event in train.resumed(alone)] == ["ram" if saved.has_twins else "disk"]
+    _restore(train, alone, SAVED_STEPS if saved.has_replicas else durable)
+    assert [event["tier"] for event in train.resumed(alone)] == ["ram" if saved.has_replicas else "disk"]
 
 
 @pytest.mark.holds("two-machines-hold-it")
@@ -418,7 +418,7 @@ def test_a_second_copy_that_is_damaged(stage: Stage) -> None:
     saved = SAVED["ddp"]
     train = Train(stage)
     train.killed(saved, save=(2,))
-    train.spoil_twins()
+    train.spoil_replicas()
     train.arrange(0)
     durable = train.committed()[-1]
     alone = World("ddp", 1)
@@ -441,7 +441,7 @@ def test_one_machines_image_is_damaged(stage: Stage, truth: Get, kind: str, dura
     train.killed(world, save=(2, SAVED_STEPS) if durable else (2,))
     train.spoil_memory(rank)
     assert (train.committed()[-1] == SAVED_STEPS) == durable
-    told = _restore(train, world, SAVED_STEPS if durable or world.has_twins else SAVED_STEPS - 1)
+    told = _restore(train, world, SAVED_STEPS if durable or world.has_replicas else SAVED_STEPS - 1)
     _assert_goes_on(train, told, world, truth(stage, world))
-    in_memory = world.has_twins or not durable
+    in_memory = world.has_replicas or not durable
     assert [event["tier"] for event in train.resumed(world)] == ["ram" if in_memory else "disk"] * 2

@@ -88,13 +88,13 @@ def test_a_node_dies_and_one_goes_on(stage: Stage, truths: dict[str, list[object
 
 _SLOW_TO_COME_BACK = """#!{python}
 import asyncio, runpy, sys
-import surefoot.agent.nodes.membership as fleet
-announce = fleet.announce
+import surefoot.agent.nodes.membership as membership
+announce = membership.announce
 async def late(tier, nonce, mine, *, instead):
     if instead:
         await asyncio.sleep(2.0)
     await announce(tier, nonce, mine, instead=instead)
-fleet.announce = late
+membership.announce = late
 sys.argv = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """

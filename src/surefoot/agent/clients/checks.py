@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.journal import Journal
-from surefoot.agent.nodes.membership import Fleet
-from surefoot.agent.status import Situation
+from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
 from surefoot.core.presence import spans
@@ -36,7 +36,7 @@ class _Check:
     generation: int
     step: int
     began_s: float
-    asked: dict[int, tuple[Worker, Body]] = field(default_factory=dict)
+    asked: dict[int, tuple[Trainer, Body]] = field(default_factory=dict)
     """By rank."""
     told: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,15 +63,15 @@ class Checks:
 
     def __init__(
         self,
-        fleet: Fleet,
-        crew: Crew,
-        situation: Situation,
+        membership: Membership,
+        trainers: Trainers,
+        status: Status,
         journal: Journal,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._fleet = fleet
-        self._crew = crew
-        self._situation = situation
+        self._membership = membership
+        self._trainers = trainers
+        self._status = status
         self._journal = journal
         self._spawn = spawn
         self._open: _Check | None = None
@@ -80,23 +80,23 @@ class Checks:
         """The last one to which all of them have."""
         self._reports: dict[int, StepId] = {}
         """By rank: the last step at whose end it reported for a plan."""
-        fleet.answer("absent", self._tell_absent)
+        membership.answer("absent", self._tell_absent)
 
-    async def ask(self, worker: Worker, body: Body) -> None:
+    async def ask(self, trainer: Trainer, body: Body) -> None:
         """A rank has come. With this node's last one the other nodes are waited for, and all are answered."""
         if self._open is None:
             step = Fields(body, "check").integer("step")
-            self._open = _Check(self._situation.generation.number, step, boot_s())
+            self._open = _Check(self._status.generation.number, step, boot_s())
             self._spawn(self._watch(self._open))
         check = self._open
-        check.asked[worker.rank] = (worker, body)
-        if len(check.asked) == worker.local_world_size:
+        check.asked[trainer.rank] = (trainer, body)
+        if len(check.asked) == trainer.local_world_size:
             self._open, self._whole = None, check.what
             self._spawn(self._answer(check))
 
-    def reported(self, worker: Worker, body: Body) -> None:
+    def reported(self, trainer: Trainer, body: Body) -> None:
         """A rank reports for a plan: at that step's end it asks nothing any more."""
-        self._reports[worker.rank] = StepId.of(Fields(body, "report"))
+        self._reports[trainer.rank] = StepId.of(Fields(body, "report"))
 
     def forget(self) -> None:
         """This node's ranks are gone."""
@@ -108,7 +108,7 @@ class Checks:
     async def _answer(self, check: _Check) -> None:
         drift = any(bool(request.get("drift")) for _worker, request in check.asked.values())
         try:
-            brought = await self._fleet.gather(check.what, {"drift": drift})
+            brought = await self._membership.gather(check.what, {"drift": drift})
             answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
             if check.told:
                 self._journal.record("save_goes_on", step=check.step, seconds=round(boot_s() - check.began_s, 1))
@@ -116,8 +116,8 @@ class Checks:
             answer = {"error": str(error), "kind": "AgentError"}
         if not check.over.is_set():
             check.over.set()
-            for worker, request in check.asked.values():
-                await worker.link.reply(request, **answer)
+            for trainer, request in check.asked.values():
+                await trainer.link.reply(request, **answer)
 
     # ------------------------------------------------------------------ who has not come
 
@@ -145,14 +145,14 @@ class Checks:
             )
         if absent.past:
             check.over.set()
-            for worker, request in check.asked.values():
-                why = _why(worker.rank, check.step, absent.past)
-                await worker.link.reply(request, error=why, kind="UsageError")
+            for trainer, request in check.asked.values():
+                why = _why(trainer.rank, check.step, absent.past)
+                await trainer.link.reply(request, error=why, kind="UsageError")
 
     async def _absent(self, check: _Check) -> _Absent:
-        me, found = self._fleet.me, _Absent({}, {}, [])
+        me, found = self._membership.me, _Absent({}, {}, [])
         self._sort(found, me, self._absent_here(check.generation, check.step))
-        others = [node for node in self._fleet.lacking(check.what) if node != me]
+        others = [node for node in self._membership.lacking(check.what) if node != me]
         for node, ranks in zip(others, await asyncio.gather(*(self._ask(node, check) for node in others)), strict=True):
             self._sort(found, node, ranks)
         return found
@@ -160,7 +160,7 @@ class Checks:
     async def _ask(self, node: str, check: _Check) -> list[tuple[int, bool]] | None:
         question = {"op": "absent", "generation": check.generation, "step": check.step}
         try:
-            answer = Fields(await self._fleet.ask(node, question, _TELL_WITHIN_S), "absent")
+            answer = Fields(await self._membership.ask(node, question, _TELL_WITHIN_S), "absent")
             return [(int(rank), bool(past)) for rank, past in answer.items("ranks")]
         except SurefootError:
             # Named as one that does not say.
@@ -181,22 +181,22 @@ class Checks:
 
     def _absent_here(self, generation: int, step: int) -> list[tuple[int, bool]]:
         """Ranks of this node that have not come to that step's check, and whether they are past it."""
-        situation = self._situation
-        if not situation.has_generation or situation.generation.number != generation:
+        status = self._status
+        if not status.has_generation or status.generation.number != generation:
             raise AgentError("in another generation")
         what = f"check {generation} {step}"
         if what == self._whole:
             return []
         here = self._open.asked if self._open is not None and self._open.what == what else {}
-        absent = [worker for worker in self._crew.workers if worker.rank not in here]
-        return [(worker.rank, self._is_past(worker, generation, step)) for worker in absent]
+        absent = [trainer for trainer in self._trainers.live if trainer.rank not in here]
+        return [(trainer.rank, self._is_past(trainer, generation, step)) for trainer in absent]
 
-    def _is_past(self, worker: Worker, generation: int, step: int) -> bool:
+    def _is_past(self, trainer: Trainer, generation: int, step: int) -> bool:
         """It took the step without asking, finished a later one, or left: it will never ask."""
-        reported = self._reports.get(worker.rank)
+        reported = self._reports.get(trainer.rank)
         if reported is not None and reported.generation == generation and reported.step >= step:
             return True
-        board, rank = self._situation.board, worker.local_rank
+        board, rank = self._status.board, trainer.local_rank
         if board.rank(rank, RankWord.SEALED_GENERATION) != generation:
             return False
         return board.rank(rank, RankWord.SEALED) > step or board.rank(rank, RankWord.FINISHED) > step + 1

@@ -1,4 +1,4 @@
-"""Reception: who talks to the agent, and which part answers."""
+"""Dispatch: who talks to the agent, and which part answers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Protocol
 from surefoot.agent.clients.checks import Checks
 from surefoot.agent.clients.pins import Pins
 from surefoot.agent.clients.server import Link
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.evict.eviction import Eviction
-from surefoot.agent.evict.newest import Leftovers
+from surefoot.agent.evict.newest import NewestInMemory
 from surefoot.agent.frozen.transfer import FrozenSaver, answered
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.hasher import Hasher
 from surefoot.agent.memory.memory import Memory
 from surefoot.agent.memory.planning import Planner
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.relay import Relay
 from surefoot.agent.save.shipping import Shipper
-from surefoot.agent.start.needs import NeedsDesk
-from surefoot.agent.status import Situation
+from surefoot.agent.start.needs import NeedsOfTrainers
+from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
 from surefoot.errors import AgentError, SurefootError
@@ -34,55 +34,55 @@ _SAMPLE_EVERY_S = 1.0
 
 
 class Surroundings(Protocol):
-    """What reception needs of the agent's life."""
+    """What dispatch needs of the agent's life."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> object: ...
     def status(self) -> Body: ...
     def draining(self) -> None: ...
 
 
-class Reception:
+class Dispatch:
     """Takes connections of trainers, of the supervisor and of commands."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        membership: Membership,
         relay: Relay,
-        crew: Crew,
+        trainers: Trainers,
         memory: Memory,
         planner: Planner,
         pins: Pins,
         shipper: Shipper,
-        leftovers: Leftovers,
+        newest_in_memory: NewestInMemory,
         hasher: Hasher,
         eviction: Eviction,
         frozen: FrozenSaver,
-        needs: NeedsDesk,
-        situation: Situation,
+        needs: NeedsOfTrainers,
+        status: Status,
         journal: Journal,
         grace_s: float,
         around: Surroundings,
     ) -> None:
-        self._fleet = fleet
+        self._membership = membership
         self._relay = relay
-        self._crew = crew
+        self._trainers = trainers
         self._memory = memory
         self._planner = planner
         self._pins = pins
         self._shipper = shipper
-        self._leftovers = leftovers
+        self._newest_in_memory = newest_in_memory
         self._hasher = hasher
         self._eviction = eviction
-        self._situation = situation
+        self._status = status
         self._journal = journal
         self._grace_s = grace_s
         self._around = around
-        self._checks = Checks(fleet, crew, situation, journal, around.spawn)
+        self._checks = Checks(membership, trainers, status, journal, around.spawn)
         self._said_sealed_s = 0.0
         self._supervisor: Link | None = None
         self.supervisor_done = asyncio.Event()
         """The supervisor said that its launch is over, or died."""
-        self._trainer_operations: dict[str, Callable[[Worker, Body], Awaitable[None]]] = {
+        self._trainer_operations: dict[str, Callable[[Trainer, Body], Awaitable[None]]] = {
             "sealed": self._sealed,
             "dropped": self._dropped,
             "report": self._report,
@@ -114,18 +114,18 @@ class Reception:
 
     def refusal(self) -> Body | None:
         """Why no trainer may start here now."""
-        if self._situation.superseded_by is not None:
-            return {"refused": f"superseded by {self._situation.superseded_by}", "code": SUPERSEDED}
+        if self._status.superseded_by is not None:
+            return {"refused": f"superseded by {self._status.superseded_by}", "code": SUPERSEDED}
         if self._eviction.noticed.is_set():
             return {"refused": "this machine is being evicted", "code": EVICTED}
         return None
 
-    def crew_gone(self) -> None:
+    def trainers_gone(self) -> None:
         """The last trainer is gone: what was half asked is void."""
         self._planner.forget()
         self._checks.forget()
         if self._eviction.noticed.is_set():
-            self._around.spawn(self.tell_supervisor({"op": "workers_gone"}))
+            self._around.spawn(self.tell_supervisor({"op": "trainers_gone"}))
 
     async def tell_supervisor(self, body: Body) -> None:
         if self._supervisor is not None:
@@ -162,9 +162,9 @@ class Reception:
         # Whoever starts the run again waits for this agent's end.
         self._around.draining()
         self._journal.record("warning", what="the supervisor died: this node stops training")
-        self._crew.kill_launcher()
-        self._crew.stop_all()
-        await self._crew.gone(5.0)
+        self._trainers.kill_launcher()
+        self._trainers.stop_all()
+        await self._trainers.gone(5.0)
         self.supervisor_done.set()
 
     async def _supervisor_says(self, link: Link, body: Body) -> None:
@@ -173,70 +173,70 @@ class Reception:
             fields = Fields(body, "notice")
             self._eviction.notice(fields.text("source"), fields.optional_number("grace_s") or self._grace_s)
         elif operation == "torchrun":
-            self._crew.set_launcher(Fields(body, "torchrun").integer("pid", 1))
+            self._trainers.set_launcher(Fields(body, "torchrun").integer("pid", 1))
         elif operation == "progress":
-            situation = self._situation
-            generation = situation.generation.number if situation.has_generation else 0
-            ending = self._eviction.noticed.is_set() or situation.superseded_by is not None
-            await link.reply(body, generation=generation, barren=situation.barren(), ending=ending)
+            status = self._status
+            generation = status.generation.number if status.has_generation else 0
+            ending = self._eviction.noticed.is_set() or status.superseded_by is not None
+            await link.reply(body, generation=generation, barren=status.barren(), ending=ending)
         elif operation == "done":
-            self._situation.finished = self._situation.finished or bool(body.get("finished"))
+            self._status.finished = self._status.finished or bool(body.get("finished"))
             self.supervisor_done.set()
 
     # ------------------------------------------------------------------ trainers
 
     async def _serve_trainer(self, link: Link, hello: Body, fds: list[int]) -> None:
-        worker = await self._admit(link, hello, fds)
-        if worker is None:
+        trainer = await self._admit(link, hello, fds)
+        if trainer is None:
             return
         while (frame := await link.receive()) is not None:
             body = frame[0]
             operation = self._trainer_operations.get(str(body.get("op")))
             if operation is None:
-                raise AgentError(f"rank {worker.rank} asked for {body.get('op')!r}, which nobody knows")
-            await operation(worker, body)
-        self._crew.hung_up(worker)
+                raise AgentError(f"rank {trainer.rank} asked for {body.get('op')!r}, which nobody knows")
+            await operation(trainer, body)
+        self._trainers.hung_up(trainer)
 
-    async def _admit(self, link: Link, hello: Body, fds: list[int]) -> Worker | None:
+    async def _admit(self, link: Link, hello: Body, fds: list[int]) -> Trainer | None:
         refusal = None if hello.get("reconnect") else self.refusal()
         if refusal is not None:
             await link.reply(hello, **refusal)
             return None
         try:
-            worker = self._crew.register(link, hello)
+            trainer = self._trainers.register(link, hello)
             self._take_over(fds)
         except SurefootError as error:
             await link.reply(hello, error=str(error), kind=type(error).__name__)
             return None
-        return worker
+        return trainer
 
     def _take_over(self, fds: list[int]) -> None:
         """A trainer that outlived the agent before this one brings its segment, in case nobody else knows it."""
         for fd in fds:
             self._memory.adopt_descriptor(fd)
 
-    async def _sealed(self, worker: Worker, body: Body) -> None:
+    async def _sealed(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "sealed")
         slot, seq = fields.integer("slot"), fields.integer("seq")
         at = StepId.of(fields)
         self._relay.tell()
-        segment = self._memory.find(worker.rank, fields.text("plan"))
+        segment = self._memory.find(trainer.rank, fields.text("plan"))
         if segment is None:
-            raise AgentError(f"rank {worker.rank} sealed a slot of a segment that nobody knows")
+            raise AgentError(f"rank {trainer.rank} sealed a slot of a segment that nobody knows")
         trigger = fields.optional_text("trigger")
         if trigger is not None:
             tag = fields.optional_text("tag")
-            self._shipper.sealed(segment, slot, seq, at, trigger, tag, worker.local_world_size)
-        await self._shipper.passed(worker.rank, at)
+            self._shipper.sealed(segment, slot, seq, at, trigger, tag, trainer.local_world_size)
+        await self._shipper.passed(trainer.rank, at)
         self._hasher.note(segment, slot)
-        self._say_sealed(worker.rank, at.step, segment.geometry.image_bytes, trigger)
+        self._say_sealed(trainer.rank, at.step, segment.geometry.image_bytes, trigger)
 
-    async def _dropped(self, worker: Worker, body: Body) -> None:
+    async def _dropped(self, trainer: Trainer, body: Body) -> None:
         """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
         self._relay.tell()
         fields = Fields(body, "dropped")
         at = StepId.of(fields)
-        await self._shipper.dropped(worker.rank, at, fields.text("why"))
+        await self._shipper.dropped(trainer.rank, at, fields.text("why"))
 
     def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
         """Each image that is to be shipped; of the others a sample."""
@@ -245,66 +245,66 @@ class Reception:
             self._said_sealed_s = now_s
             self._journal.record("sealed", rank=rank, step=step, bytes=size_bytes, trigger=trigger)
 
-    async def _report(self, worker: Worker, body: Body) -> None:
-        self._checks.reported(worker, body)
-        await self._planner.report(worker, body)
+    async def _report(self, trainer: Trainer, body: Body) -> None:
+        self._checks.reported(trainer, body)
+        await self._planner.report(trainer, body)
 
-    async def _loaded(self, worker: Worker, body: Body) -> None:
-        future = worker.answers.get("loaded")
+    async def _loaded(self, trainer: Trainer, body: Body) -> None:
+        future = trainer.answers.get("loaded")
         if future is None:
             # Asked of the agent that this one replaces; a rank that could not load ends by itself, and all with it.
-            await worker.link.reply(body, ok=True)
+            await trainer.link.reply(body, ok=True)
         elif not future.done():
             future.set_result(body)
 
-    async def _granted(self, worker: Worker, body: Body) -> None:
-        self._pins.granted(worker, body)
+    async def _granted(self, trainer: Trainer, body: Body) -> None:
+        self._pins.granted(trainer, body)
 
-    async def _event(self, _worker: Worker, body: Body) -> None:
+    async def _event(self, _worker: Trainer, body: Body) -> None:
         fields = Fields(body, "event")
         self._journal.record(fields.text("event"), **fields.mapping("fields"))
 
-    async def _notice(self, worker: Worker, body: Body) -> None:
-        if worker.stopping:
+    async def _notice(self, trainer: Trainer, body: Body) -> None:
+        if trainer.stopping:
             # torchrun passes SIGTERM to the others when a trainer has died: that is no eviction.
             return
         self._eviction.notice(Fields(body, "notice").text("source"), self._grace_s)
 
-    async def _need_slot(self, _worker: Worker, _body: Body) -> None:
+    async def _need_slot(self, _worker: Trainer, _body: Body) -> None:
         await self._shipper.make_room()
 
     # What takes time is answered beside the connection, which must go on being read.
 
-    async def _wait(self, worker: Worker, body: Body) -> None:
-        self._around.spawn(self._answer_wait(worker, body))
+    async def _wait(self, trainer: Trainer, body: Body) -> None:
+        self._around.spawn(self._answer_wait(trainer, body))
 
-    async def _ensure(self, worker: Worker, body: Body) -> None:
-        self._around.spawn(self._answer_ensure(worker, body))
+    async def _ensure(self, trainer: Trainer, body: Body) -> None:
+        self._around.spawn(self._answer_ensure(trainer, body))
 
-    async def _bye(self, worker: Worker, body: Body) -> None:
-        self._around.spawn(self._answer_bye(worker, body))
+    async def _bye(self, trainer: Trainer, body: Body) -> None:
+        self._around.spawn(self._answer_bye(trainer, body))
 
-    async def _answer_wait(self, worker: Worker, body: Body) -> None:
+    async def _answer_wait(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "wait")
         why = await self._shipper.wait(StepId.of(fields))
-        await worker.link.reply(body, error=why, ok=why is None)
+        await trainer.link.reply(body, error=why, ok=why is None)
 
-    async def _answer_ensure(self, worker: Worker, body: Body) -> None:
-        why = await self._leftovers.ensure(Fields(body, "ensure").integer("step"))
-        await worker.link.reply(body, error=why, ok=why is None)
+    async def _answer_ensure(self, trainer: Trainer, body: Body) -> None:
+        why = await self._newest_in_memory.ensure(Fields(body, "ensure").integer("step"))
+        await trainer.link.reply(body, error=why, ok=why is None)
 
-    async def _answer_bye(self, worker: Worker, body: Body) -> None:
-        worker.leaving = True
-        worker.failed = bool(body.get("failed"))
+    async def _answer_bye(self, trainer: Trainer, body: Body) -> None:
+        trainer.leaving = True
+        trainer.failed = bool(body.get("failed"))
         self._relay.tell()
-        await self._shipper.left(worker.rank)
+        await self._shipper.left(trainer.rank)
         self._journal.record("left", step=body.get("step"), finished=bool(body.get("finished")))
-        self._situation.finished = self._situation.finished or bool(body.get("finished"))
-        if self._eviction.noticed.is_set() and all(other.leaving for other in self._crew.workers):
+        self._status.finished = self._status.finished or bool(body.get("finished"))
+        if self._eviction.noticed.is_set() and all(other.leaving for other in self._trainers.live):
             # From here on torchrun could only start trainers that are refused.
-            await self.tell_supervisor({"op": "workers_gone"})
+            await self.tell_supervisor({"op": "trainers_gone"})
         if body.get("wait_safe"):
             self._around.draining()
-            while not (self._situation.is_safe() or self._situation.past_deadline()):  # noqa: ASYNC110 - several causes
+            while not (self._status.is_safe() or self._status.past_deadline()):  # noqa: ASYNC110 - several causes
                 await asyncio.sleep(_LOOK_EVERY_S)
-        await worker.link.reply(body, safe=self._situation.is_safe())
+        await trainer.link.reply(body, safe=self._status.is_safe())

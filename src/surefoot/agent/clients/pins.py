@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.memory.memory import Held, ImageSet
 from surefoot.core.documents import Fields
 from surefoot.ipc.segment import Segment
@@ -16,8 +16,8 @@ _GRANT_WITHIN_S = 2.0
 class Pins:
     """Asks trainers to keep or to release slots."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, trainers: Trainers) -> None:
+        self._trainers = trainers
         self._grants: dict[tuple[int, int, int], asyncio.Future[bool]] = {}
 
     async def pin(self, images: ImageSet) -> bool:
@@ -30,23 +30,23 @@ class Pins:
         return all(granted) and all(part.unchanged() for part in images.parts)
 
     async def unpin(self, rank: int, segment: Segment, slot: int, seq: int) -> None:
-        worker = self._crew.worker(rank)
-        if worker is not None:
-            await worker.link.send({"op": "unpin", "plan": segment.plan_hash, "slot": slot, "seq": seq})
+        trainer = self._trainers.of_rank(rank)
+        if trainer is not None:
+            await trainer.link.send({"op": "unpin", "plan": segment.plan_hash, "slot": slot, "seq": seq})
 
-    def granted(self, worker: Worker, body: Body) -> None:
+    def granted(self, trainer: Trainer, body: Body) -> None:
         """A trainer's answer."""
         fields = Fields(body, "granted")
-        future = self._grants.pop((worker.rank, fields.integer("slot"), fields.integer("seq")), None)
+        future = self._grants.pop((trainer.rank, fields.integer("slot"), fields.integer("seq")), None)
         if future is not None and not future.done():
             future.set_result(bool(body.get("ok")))
 
     async def _pin(self, part: Held) -> bool:
-        worker = self._crew.worker(part.segment.rank)
-        if worker is None or worker.leaving:
+        trainer = self._trainers.of_rank(part.segment.rank)
+        if trainer is None or trainer.leaving:
             return True
         sealed = part.sealed
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._grants[worker.rank, sealed.slot, sealed.seq] = future
-        await worker.link.send({"op": "pin", "plan": part.segment.plan_hash, "slot": sealed.slot, "seq": sealed.seq})
+        self._grants[trainer.rank, sealed.slot, sealed.seq] = future
+        await trainer.link.send({"op": "pin", "plan": part.segment.plan_hash, "slot": sealed.slot, "seq": sealed.seq})
         return await future

@@ -1,4 +1,4 @@
-"""The crew: the trainers of this node, who is alive, and how they are ended."""
+"""The trainers: the trainers of this node, who is alive, and how they are ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from surefoot.ipc.board import Board, Phase, RankWord
 from surefoot.ipc.wire import Body
 
 STOP_WITHIN_S = 2.0
-"""Given to a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending workers takes 30 s."""
+"""Given to a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending trainers takes 30 s."""
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class Trainer:
     """One live trainer."""
 
     rank: int
@@ -41,35 +41,35 @@ class Worker:
     answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
 
 
-class Crew:
+class Trainers:
     """Registers trainers, notices their death at once, and ends them all when one is lost.
 
     Death is seen by pidfd: a forked child that inherited the socket would hide it from an end-of-stream.
     """
 
-    def __init__(self, board: Board, on_complete: Callable[[], None], on_gone: Callable[[Worker], None]) -> None:
+    def __init__(self, board: Board, on_complete: Callable[[], None], on_gone: Callable[[Trainer], None]) -> None:
         self._board = board
         self._on_complete = on_complete
         self._on_gone = on_gone
-        self._workers: dict[int, Worker] = {}
+        self._by_rank: dict[int, Trainer] = {}
         self._launcher_pidfd = -1
         self.changed = asyncio.Event()
         """Set whenever somebody came or went."""
 
     @property
-    def workers(self) -> list[Worker]:
+    def live(self) -> list[Trainer]:
         """Live trainers in rank order."""
-        return [self._workers[rank] for rank in sorted(self._workers)]
+        return [self._by_rank[rank] for rank in sorted(self._by_rank)]
 
     @property
     def complete(self) -> bool:
-        workers = self.workers
-        return bool(workers) and len(workers) == workers[0].local_world_size
+        live = self.live
+        return bool(live) and len(live) == live[0].local_world_size
 
-    def worker(self, rank: int) -> Worker | None:
-        return self._workers.get(rank)
+    def of_rank(self, rank: int) -> Trainer | None:
+        return self._by_rank.get(rank)
 
-    def register(self, link: Link, hello: Body) -> Worker:
+    def register(self, link: Link, hello: Body) -> Trainer:
         """Take in a trainer, or a trainer's new connection after the agent was replaced.
 
         Raises:
@@ -77,7 +77,7 @@ class Crew:
         """
         fields = Fields(hello, "hello")
         rank = fields.integer("rank")
-        taken = self._workers.get(rank)
+        taken = self._by_rank.get(rank)
         if taken is not None and taken.incarnation == fields.integer("incarnation"):
             taken.link = link
             return taken
@@ -88,31 +88,31 @@ class Crew:
                 f"rank {rank} of this run is already being trained on this machine by process {taken.pid}; "
                 "end that one first, or give this run another place"
             )
-        worker = self._new_worker(link, hello, fields, rank)
-        for other in self._workers.values():
-            if other.world_size != worker.world_size:
-                os.close(worker.pidfd)
-                raise UsageError(f"rank {rank} is one of {worker.world_size}, rank {other.rank} of {other.world_size}")
+        trainer = self._new_trainer(link, hello, fields, rank)
+        for other in self._by_rank.values():
+            if other.world_size != trainer.world_size:
+                os.close(trainer.pidfd)
+                raise UsageError(f"rank {rank} is one of {trainer.world_size}, rank {other.rank} of {other.world_size}")
         if not hello.get("reconnect"):
             # It does not know the board yet, and waits for our answer. The phase first: it goes with the process.
-            self._board.set_rank(worker.local_rank, RankWord.PHASE, Phase.STARTING)
-            self._board.set_rank(worker.local_rank, RankWord.PID, worker.pid)
-        self._workers[rank] = worker
-        asyncio.get_running_loop().add_reader(worker.pidfd, self._died, worker)
+            self._board.set_rank(trainer.local_rank, RankWord.PHASE, Phase.STARTING)
+            self._board.set_rank(trainer.local_rank, RankWord.PID, trainer.pid)
+        self._by_rank[rank] = trainer
+        asyncio.get_running_loop().add_reader(trainer.pidfd, self._died, trainer)
         self.changed.set()
         if self.complete:
             self._on_complete()
-        return worker
+        return trainer
 
     def stop_all(self) -> list[int]:
         """Tell every trainer to end now: stop word, then SIGKILL for those still there. Returns their ranks."""
         loop = asyncio.get_running_loop()
-        told = [worker for worker in self.workers if not worker.stopping]
-        for worker in told:
-            worker.stopping = True
-            self._board.set_rank(worker.local_rank, RankWord.STOP, worker.incarnation)
-            loop.call_later(STOP_WITHIN_S, self._kill, worker)
-        return [worker.rank for worker in told]
+        told = [trainer for trainer in self.live if not trainer.stopping]
+        for trainer in told:
+            trainer.stopping = True
+            self._board.set_rank(trainer.local_rank, RankWord.STOP, trainer.incarnation)
+            loop.call_later(STOP_WITHIN_S, self._kill, trainer)
+        return [trainer.rank for trainer in told]
 
     def set_launcher(self, pid: int) -> None:
         """The process that starts trainers again (torchrun): it must not outlive its supervisor."""
@@ -136,12 +136,12 @@ class Crew:
 
     async def stopped(self) -> None:
         """Wait for the end of those who were told to end: without this agent nobody would kill them."""
-        await self._none(lambda worker: worker.stopping, 2 * STOP_WITHIN_S)
+        await self._none(lambda trainer: trainer.stopping, 2 * STOP_WITHIN_S)
 
-    async def _none(self, of: Callable[[Worker], bool], within_s: float | None) -> bool:
+    async def _none(self, of: Callable[[Trainer], bool], within_s: float | None) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                while any(of(worker) for worker in self._workers.values()):
+                while any(of(trainer) for trainer in self._by_rank.values()):
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
@@ -152,7 +152,7 @@ class Crew:
         """Return when there were trainers, and all have said goodbye and hung up, for that long."""
         while True:
             self.changed.clear()
-            idle = bool(self._workers) and self.all_left
+            idle = bool(self._by_rank) and self.all_left
             try:
                 async with asyncio.timeout(within_s if idle else None):
                     await self.changed.wait()
@@ -163,14 +163,14 @@ class Crew:
         """Return when some trainers have been waiting for others that long."""
         while True:
             self.changed.clear()
-            waiting = bool(self._workers) and not self.complete
+            waiting = bool(self._by_rank) and not self.complete
             try:
                 async with asyncio.timeout(within_s if waiting else None):
                     await self.changed.wait()
             except TimeoutError:
                 return
 
-    def _new_worker(self, link: Link, hello: Body, fields: Fields, rank: int) -> Worker:
+    def _new_trainer(self, link: Link, hello: Body, fields: Fields, rank: int) -> Trainer:
         local_world_size = fields.integer("local_world_size", 1)
         local_rank = fields.integer("local_rank")
         if local_rank >= local_world_size:
@@ -179,7 +179,7 @@ class Crew:
             pidfd = os.pidfd_open(link.pid)
         except ProcessLookupError as error:
             raise AgentError(f"process {link.pid} ended while it was registered") from error
-        return Worker(
+        return Trainer(
             rank,
             local_rank,
             fields.integer("world_size", 1),
@@ -194,37 +194,37 @@ class Crew:
     @property
     def all_left(self) -> bool:
         """True if nobody here trains, though processes may live on."""
-        return all(worker.left for worker in self._workers.values())
+        return all(trainer.left for trainer in self._by_rank.values())
 
-    def hung_up(self, worker: Worker) -> None:
+    def hung_up(self, trainer: Trainer) -> None:
         """A trainer's connection ended. Its process is watched by its pidfd; this only matters after a goodbye."""
-        worker.left = worker.leaving
-        _end_answers(worker, "hung up")
+        trainer.left = trainer.leaving
+        _end_answers(trainer, "hung up")
         self.changed.set()
 
-    def _forget(self, worker: Worker) -> None:
-        asyncio.get_running_loop().remove_reader(worker.pidfd)
-        os.close(worker.pidfd)
-        del self._workers[worker.rank]
+    def _forget(self, trainer: Trainer) -> None:
+        asyncio.get_running_loop().remove_reader(trainer.pidfd)
+        os.close(trainer.pidfd)
+        del self._by_rank[trainer.rank]
 
-    def _died(self, worker: Worker) -> None:
-        self._forget(worker)
-        if self._launcher_pidfd >= 0 and (worker.failed or not worker.leaving):
-            _end_group(worker.pid)
-        _end_answers(worker, "died")
+    def _died(self, trainer: Trainer) -> None:
+        self._forget(trainer)
+        if self._launcher_pidfd >= 0 and (trainer.failed or not trainer.leaving):
+            _end_group(trainer.pid)
+        _end_answers(trainer, "died")
         self.changed.set()
-        self._on_gone(worker)
+        self._on_gone(trainer)
 
-    def _kill(self, worker: Worker) -> None:
-        if self._workers.get(worker.rank) is worker:
-            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+    def _kill(self, trainer: Trainer) -> None:
+        if self._by_rank.get(trainer.rank) is trainer:
+            signal.pidfd_send_signal(trainer.pidfd, signal.SIGKILL)
 
 
-def _end_answers(worker: Worker, why: str) -> None:
+def _end_answers(trainer: Trainer, why: str) -> None:
     """What it was asked is answered by nobody."""
-    for future in worker.answers.values():
+    for future in trainer.answers.values():
         if not future.done():
-            future.set_exception(AgentError(f"rank {worker.rank} {why}"))
+            future.set_exception(AgentError(f"rank {trainer.rank} {why}"))
 
 
 def _end_group(pid: int) -> None:

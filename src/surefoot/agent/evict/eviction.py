@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from surefoot.agent.clients.trainers import Crew
-from surefoot.agent.evict.newest import Leftovers
+from surefoot.agent.clients.trainers import Trainers
+from surefoot.agent.evict.newest import NewestInMemory
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import Memory
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.save.shipping import Shipper
-from surefoot.agent.status import Situation
+from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import (
     Count,
@@ -40,20 +40,20 @@ class Eviction:
 
     def __init__(
         self,
-        fleet: Fleet,
-        crew: Crew,
+        membership: Membership,
+        trainers: Trainers,
         memory: Memory,
         shipper: Shipper,
-        leftovers: Leftovers,
-        situation: Situation,
+        newest_in_memory: NewestInMemory,
+        status: Status,
         journal: Journal,
     ) -> None:
-        self._fleet = fleet
-        self._crew = crew
+        self._membership = membership
+        self._trainers = trainers
         self._memory = memory
         self._shipper = shipper
-        self._leftovers = leftovers
-        self._situation = situation
+        self._newest_in_memory = newest_in_memory
+        self._status = status
         self._journal = journal
         self._noticed_s = 0.0
         self._deadline_s = 0.0
@@ -62,19 +62,19 @@ class Eviction:
         self._late_step: int | None = None
         """What every rank was told to take late."""
         self._nothing_left = False
-        fleet.hear("notice", self._hear_notice)
-        fleet.answer("hold", self._asked_to_hold)
-        fleet.hear("target", self._hear_target)
+        membership.hear("notice", self._hear_notice)
+        membership.answer("hold", self._asked_to_hold)
+        membership.hear("target", self._hear_target)
 
     def notice(self, source: str, grace_s: float) -> None:
         """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
-        self._fleet.leaving.add(self._fleet.me)
-        self._fleet.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
+        self._membership.leaving.add(self._membership.me)
+        self._membership.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
         self._take_notice(source, grace_s)
 
     def _hear_notice(self, node: str, body: Body) -> None:
         # This node stays, but what it trains cannot go on: it is saved with all others, and its trainers leave.
-        self._fleet.leaving.add(node)
+        self._membership.leaving.add(node)
         fields = Fields(body, "notice")
         self._take_notice(f"{fields.text('source')} on node {node}", fields.number("grace_s"))
 
@@ -83,11 +83,11 @@ class Eviction:
         if self.noticed.is_set():
             if deadline_s < self._deadline_s - 1.0 and source != "sigterm":
                 self._set_deadline(deadline_s)
-                self._situation.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
+                self._status.board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
                 self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
             return
         self._set_window(deadline_s)
-        board = self._situation.board
+        board = self._status.board
         board.set_node(NodeWord.DEADLINE_NS, int(deadline_s * 1e9))
         board.set_node(NodeWord.NOTICE, 1)
         self._journal.record("notice", source=source, grace_s=round(grace_s, 3))
@@ -95,7 +95,7 @@ class Eviction:
 
     def resume_notice(self) -> None:
         """This agent replaces one that died during an eviction: notice and deadline stand on the board."""
-        board = self._situation.board
+        board = self._status.board
         if board.node(NodeWord.NOTICE):
             self._set_window(board.node(NodeWord.DEADLINE_NS) / 1e9)
             self.noticed.set()
@@ -115,33 +115,33 @@ class Eviction:
             await self._obey(order)
         self._journal.record(
             "evicted",
-            step=self._situation.finished_on_all() or 0,
+            step=self._status.finished_on_all() or 0,
             safe=order.safe,
             why=order.why,
-            committed=self._situation.committed and self._situation.committed.step,
+            committed=self._status.committed and self._status.committed.step,
             seconds=round(boot_s() - self._noticed_s, 3),
         )
         return order.safe
 
     async def _obey(self, order: Wait | StageLate | ShipNewest) -> None:
-        if not self._crew.workers:
+        if not self._trainers.live:
             await self._shipper.drop_incomplete()
         if isinstance(order, StageLate):
             await self._stage_late()
             return
         if isinstance(order, ShipNewest):
-            self._nothing_left = not await self._leftovers.ship_newest("agent")
+            self._nothing_left = not await self._newest_in_memory.ship_newest("agent")
         await self._shipper.something(_LOOK_EVERY_S)
 
-    async def clear_crew(self) -> None:
+    async def clear_trainers(self) -> None:
         """See the trainers off: they leave by themselves once they hear of the notice, else they are ended."""
         # A machine that stays has no deadline, and its trainers' exit codes matter to whoever starts them again.
-        stays = self._fleet.me not in self._fleet.leaving
+        stays = self._membership.me not in self._membership.leaving
         left_s = _LEAVE_WITHIN_S if stays else max(0.5, min(_LEAVE_WITHIN_S, self._deadline_s - boot_s()))
-        if not await self._crew.gone(left_s):
-            ranks = self._crew.stop_all()
+        if not await self._trainers.gone(left_s):
+            ranks = self._trainers.stop_all()
             self._journal.record("stopped", ranks=ranks, why="they did not leave by themselves")
-            await self._crew.gone(5.0)
+            await self._trainers.gone(5.0)
 
     async def _stage_late(self) -> None:
         """Have the newest finished step taken, whatever the trainers' main threads are doing.
@@ -149,33 +149,33 @@ class Eviction:
         Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
         counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
         """
-        counted = {self._fleet.me: self._hold()}
-        for node, answer in (await self._fleet.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
+        counted = {self._membership.me: self._hold()}
+        for node, answer in (await self._membership.ask_all({"op": "hold"}, _COUNT_WITHIN_S)).items():
             pairs = Fields(answer, f"count of node {node}").items("counts")
             counted[node] = [Count(int(finished), int(entered)) for finished, entered in pairs]
-        target = late_target(counted, self._fleet.nodes)
+        target = late_target(counted, self._membership.nodes)
         if target is None:
             self._journal.record("warning", what="not every node could be held and counted: no step is staged late")
             return
-        self._fleet.tell_all({"op": "target", "target": target})
+        self._membership.tell_all({"op": "target", "target": target})
         self._aim(target)
 
     def _hold(self) -> list[Count]:
         """No rank of this node passes its next fence; returns where each is."""
-        board, workers = self._situation.board, self._crew.workers
+        board, trainers = self._status.board, self._trainers.live
         if not self._held:
             # A target of an earlier launch; one that two nodes come to at once is the same.
             self._held = True
             board.set_node(NodeWord.LATE_TARGET, 0)
-        for worker in workers:
-            board.set_rank(worker.local_rank, RankWord.HOLD, worker.incarnation)
+        for trainer in trainers:
+            board.set_rank(trainer.local_rank, RankWord.HOLD, trainer.incarnation)
         full_barrier()
         return [
             Count(
-                board.rank(worker.local_rank, RankWord.FINISHED) - 1,
-                board.rank(worker.local_rank, RankWord.ENTERED) - 1,
+                board.rank(trainer.local_rank, RankWord.FINISHED) - 1,
+                board.rank(trainer.local_rank, RankWord.ENTERED) - 1,
             )
-            for worker in workers
+            for trainer in trainers
         ]
 
     async def _asked_to_hold(self, _node: str, _body: Body) -> Body:
@@ -186,28 +186,28 @@ class Eviction:
 
     def _aim(self, target: int) -> None:
         self._late_step = target
-        self._situation.board.set_node(NodeWord.LATE_TARGET, target + 1)
+        self._status.board.set_node(NodeWord.LATE_TARGET, target + 1)
         self._journal.record("late", step=target)
 
     def _facts(self) -> Facts:
-        board, workers, situation = self._situation.board, self._crew.workers, self._situation
-        generation = situation.generation.number if situation.has_generation else 0
+        board, trainers, status = self._status.board, self._trainers.live, self._status
+        generation = status.generation.number if status.has_generation else 0
         late = None if self._late_step is None else StepId(self._late_step, generation)
         return Facts(
             noticed_s=self._noticed_s,
             deadline_s=self._deadline_s,
-            finished=situation.finished_on_all() or 0,
-            durable=situation.committed.step if situation.committed is not None else 0,
-            trainers=bool(workers),
-            foremost=max((board.rank(one.local_rank, RankWord.FINISHED) - 1 for one in workers), default=0),
-            sealed=min((board.rank(one.local_rank, RankWord.SEALED) - 1 for one in workers), default=0),
-            sealed_on_all=board.sealed_on_all(generation, workers[0].local_world_size) if workers else 0,
+            finished=status.finished_on_all() or 0,
+            durable=status.committed.step if status.committed is not None else 0,
+            trainers=bool(trainers),
+            foremost=max((board.rank(one.local_rank, RankWord.FINISHED) - 1 for one in trainers), default=0),
+            sealed=min((board.rank(one.local_rank, RankWord.SEALED) - 1 for one in trainers), default=0),
+            sealed_on_all=board.sealed_on_all(generation, trainers[0].local_world_size) if trainers else 0,
             held=self._held,
             late_step=self._late_step,
-            late_ships=late is not None and self._shipper.delivering(late),
+            late_ships=late is not None and self._shipper.uploading(late),
             shipping=self._shipper.busy(),
             nothing_left=self._nothing_left,
-            apart=self._fleet.apart,
+            apart=self._membership.apart,
             image_bytes=sum(segment.geometry.image_bytes for segment in self._memory.segments),
             bytes_per_s=self._shipper.rate_bytes_per_s,
         )

@@ -1,4 +1,4 @@
-"""Leftovers: steps that only memory holds when nobody asks any more to save them.
+"""The newest step in memory: steps that only memory holds when nobody asks any more to save them.
 
 One node chooses, by `core.eviction.newest_to_ship`, and all ship their part. Nodes whose trainers are gone first report
 what they still work on: a rank may die after others sealed a step and before it did, and then their nodes would wait
@@ -16,13 +16,13 @@ from typing import Any
 from surefoot.agent.clients.pins import Pins
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import ImageSet, Memory
-from surefoot.agent.memory.replicas import Twins
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.memory.replicas import Replicas
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peers import Peers
 from surefoot.agent.save.commits import Commits
 from surefoot.agent.save.queue import Order
 from surefoot.agent.save.shipping import Shipper
-from surefoot.agent.status import Situation
+from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import newest_to_ship, shipped_elsewhere
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError
@@ -34,41 +34,41 @@ _ENSURE_S = 60.0
 """Given to all ranks to seal the last step, when nothing is being shipped."""
 
 
-class Leftovers:
+class NewestInMemory:
     """Finds the newest whole step that is not durable, and has every node ship its part of it."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        membership: Membership,
         peers: Peers,
         memory: Memory,
-        twins: Twins,
+        replicas: Replicas,
         commits: Commits,
         pins: Pins,
         shipper: Shipper,
-        situation: Situation,
+        status: Status,
         journal: Journal,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._fleet = fleet
+        self._membership = membership
         self._peers = peers
         self._memory = memory
-        self._twins = twins
+        self._replicas = replicas
         self._commits = commits
         self._pins = pins
         self._shipper = shipper
-        self._situation = situation
+        self._status = status
         self._journal = journal
         self._spawn = spawn
         self._orders = 0
-        fleet.answer("ship newest", self._asked_to_ship_newest)
-        fleet.hear("ship", self._hear_order)
+        membership.answer("ship newest", self._asked_to_ship_newest)
+        membership.hear("ship", self._hear_order)
 
     async def ensure(self, step: int) -> str | None:
         """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
         end_s = boot_s() + _ENSURE_S
         while boot_s() < end_s or self._shipper.busy():
-            committed = self._situation.committed
+            committed = self._status.committed
             if committed is not None and committed.step >= step:
                 return None
             under_way = self._shipper.newest()
@@ -85,11 +85,11 @@ class Leftovers:
 
         One node chooses: two that chose by themselves could wait for each other's other choice.
         """
-        if self._fleet.leads or self._fleet.apart:
+        if self._membership.leads or self._membership.apart:
             return await self._choose(trigger)
-        leader = self._fleet.leader
+        leader = self._membership.leader
         try:
-            answer = await self._fleet.ask(leader, {"op": "ship newest", "trigger": trigger}, _CHOOSE_WITHIN_S)
+            answer = await self._membership.ask(leader, {"op": "ship newest", "trigger": trigger}, _CHOOSE_WITHIN_S)
         except AgentError as error:
             self._journal.record("warning", what=f"the newest step is not shipped yet: {error}")
             return True
@@ -99,15 +99,15 @@ class Leftovers:
         return {"found": await self._choose(Fields(body, "ship newest").text("trigger"))}
 
     async def _choose(self, trigger: str) -> bool:
-        if not self._situation.has_generation:
+        if not self._status.has_generation:
             return False
-        newest = newest_to_ship(await self._peers.newest(), self._situation.committed)
+        newest = newest_to_ship(await self._peers.newest(), self._status.committed)
         if newest is None:
             return False
-        if not self._shipper.delivering(newest.at):
+        if not self._shipper.uploading(newest.at):
             name = f"{trigger} {newest.at.step} {secrets.token_hex(4)}"
-            order = Order(newest.at, newest.plan, trigger, name, shipped_elsewhere(newest, self._fleet.node_of))
-            self._fleet.tell_all({"op": "ship", **order.to_json()})
+            order = Order(newest.at, newest.plan, trigger, name, shipped_elsewhere(newest, self._membership.node_of))
+            self._membership.tell_all({"op": "ship", **order.to_json()})
             await self._ordered(order)
         return True
 
@@ -130,18 +130,18 @@ class Leftovers:
         """Ship this node's images of a step that was chosen for all."""
         parts = await self._memory.parts(order.at, order.plan)
         try:
-            for rank, node in order.twins:
-                if node == self._fleet.me and rank not in parts:
-                    parts[rank] = await self._twins.find(order.at, order.plan, rank)
+            for rank, node in order.replicas:
+                if node == self._membership.me and rank not in parts:
+                    parts[rank] = await self._replicas.find(order.at, order.plan, rank)
         except (ObjectMissingError, CorruptError) as error:
             self._commits.give_up(order.name, str(error))
             return
         images = ImageSet(order.at, order.plan, tuple(parts[rank] for rank in sorted(parts)))
-        if not parts and self._fleet.alone:
+        if not parts and self._membership.alone:
             return
         if not parts or not await self._pins.pin(images):
             self._commits.give_up(order.name, "its image moved on before it could be kept")
-        elif not self._shipper.delivering(order.at):
+        elif not self._shipper.uploading(order.at):
             self._shipper.ship(images, order.trigger, order.name)
 
     async def report_left(self, generation: int, within_s: float) -> None:
@@ -151,10 +151,10 @@ class Leftovers:
             generation: of the trainers that are gone from here: they bring nothing more.
             within_s: how long the others' reports are waited for.
         """
-        if self._fleet.alone or self._fleet.apart:
+        if self._membership.alone or self._membership.apart:
             return
         what = f"left of {generation}"
-        self._fleet.bring(what, {"names": self._shipper.names()})
+        self._membership.bring(what, {"names": self._shipper.names()})
         reported = asyncio.Event()
         self._spawn(self._obey_reports(what, reported))
         with suppress(TimeoutError):
@@ -162,17 +162,17 @@ class Leftovers:
                 await reported.wait()
 
     async def _obey_reports(self, what: str, reported: asyncio.Event) -> None:
-        await asyncio.gather(*(self._obey_report(what, node) for node in self._fleet.others))
+        await asyncio.gather(*(self._obey_report(what, node) for node in self._membership.others))
         reported.set()
 
     async def _obey_report(self, what: str, node: str) -> None:
         # That node may be gone, or the others train again: then the wait for its part ends with an error of its own.
         with suppress(AgentError):
-            names = Fields(await self._fleet.brought_by(node, what), what).items("names")
+            names = Fields(await self._membership.brought_by(node, what), what).items("names")
             await self._shipper.will_lack(node, {str(name) for name in names})
 
     def all_durable(self) -> bool:
         """True if memory holds nothing newer than the newest commit."""
-        safe = self._situation.committed
+        safe = self._status.committed
         sealed = (s.at for segment in self._memory.segments for s in segment.all_sealed())
         return all(safe is not None and at <= safe for at in sealed)

@@ -10,15 +10,15 @@ from surefoot.core.layout import FROZEN, frozen_key, parse_frozen, quarantine_ke
 from surefoot.core.manifest import Manifest
 from surefoot.errors import ObjectMissingError, TierError
 from surefoot.host.clock import boot_s, wall_s
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 
 class FrozenFiles:
     """The run's frozen files, on its own URI and as copies on local drives."""
 
-    def __init__(self, books: Books, disks: Tier | None, journal: Journal) -> None:
-        self._books = books
+    def __init__(self, records: Records, disks: Tier | None, journal: Journal) -> None:
+        self._records = records
         self._disks = disks
         self._journal = journal
         self._durable: set[FrozenFile] = set()
@@ -30,7 +30,7 @@ class FrozenFiles:
     @property
     def tiers(self) -> list[Tier]:
         """Where a frozen file belongs, the authority first."""
-        return [self._books.tier, *([self._disks] if self._disks is not None else [])]
+        return [self._records.tier, *([self._disks] if self._disks is not None else [])]
 
     @property
     def near(self) -> list[Tier]:
@@ -38,7 +38,7 @@ class FrozenFiles:
         return self.tiers[::-1]
 
     def is_authority(self, tier: Tier) -> bool:
-        return tier is self._books.tier
+        return tier is self._records.tier
 
     def hold(self, file: FrozenFile) -> None:
         """A trainer works with it: it must not be deleted, whether a checkpoint names it yet or not."""
@@ -50,7 +50,7 @@ class FrozenFiles:
         Raises:
             TierError: the tier does not answer.
         """
-        if file not in self._durable and await self.is_on(self._books.tier, file):
+        if file not in self._durable and await self.is_on(self._records.tier, file):
             self._durable.add(file)
         return file in self._durable
 
@@ -76,7 +76,7 @@ class FrozenFiles:
         self._journal.record("quarantined", object=file.key, tier=kind, why=why)
         if self.is_authority(tier):
             self._durable.discard(file)
-            await self._books.quarantine(file.key, why, wall_s())
+            await self._records.quarantine(file.key, why, wall_s())
             return
         try:
             await tier.delete([file.key])
@@ -85,7 +85,7 @@ class FrozenFiles:
 
     async def _is_quarantined(self, file: FrozenFile) -> bool:
         try:
-            await self._books.tier.size(quarantine_key(file.key))
+            await self._records.tier.size(quarantine_key(file.key))
         except ObjectMissingError:
             return False
         return True
@@ -102,7 +102,7 @@ class FrozenFiles:
         Raises:
             TierError: a tier failed.
         """
-        listed = await self._books.tier.list(FROZEN)
+        listed = await self._records.tier.list(FROZEN)
         present = {entry.key: found for entry in listed if (found := parse_frozen(entry.key)) is not None}
         going = unnamed(present.values(), manifests, self._held)
         now_s = boot_s()
@@ -113,5 +113,5 @@ class FrozenFiles:
         self._durable = {file for file in self._durable if file.xxh3_128 not in due}
         if self._disks is not None:
             await self._disks.delete([frozen_key(each) for each in sorted(due)])
-        await self._books.tier.delete([key for key, found in present.items() if found in due])
+        await self._records.tier.delete([key for key, found in present.items() if found in due])
         return sum(entry.size_bytes for entry in listed if present.get(entry.key) in due)

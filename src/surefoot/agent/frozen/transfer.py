@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import ImageSet
@@ -62,7 +62,7 @@ def _window() -> Iterator[_Window]:
         os.close(fd)
 
 
-async def _ask(worker: Worker, what: str, body: Body, fds: tuple[int, ...] = ()) -> Fields:
+async def _ask(trainer: Trainer, what: str, body: Body, fds: tuple[int, ...] = ()) -> Fields:
     """Ask a trainer to do something with its frozen tensors, and wait until it has.
 
     Raises:
@@ -70,21 +70,21 @@ async def _ask(worker: Worker, what: str, body: Body, fds: tuple[int, ...] = ())
     """
     ticket = secrets.token_hex(8)
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-    worker.answers[_key(ticket)] = answer
+    trainer.answers[_key(ticket)] = answer
     try:
-        if not await worker.link.send({"op": "frozen_ask", "what": what, "ticket": ticket, **body}, fds):
-            raise AgentError(f"rank {worker.rank} hung up")
+        if not await trainer.link.send({"op": "frozen_ask", "what": what, "ticket": ticket, **body}, fds):
+            raise AgentError(f"rank {trainer.rank} hung up")
         done = Fields(await answer, "frozen_done")
     finally:
-        worker.answers.pop(_key(ticket), None)
+        trainer.answers.pop(_key(ticket), None)
     if (error := done.optional_text("error")) is not None:
-        raise AgentError(f"frozen tensors of rank {worker.rank}: {error}")
+        raise AgentError(f"frozen tensors of rank {trainer.rank}: {error}")
     return done
 
 
-async def answered(worker: Worker, body: Body) -> None:
+async def answered(trainer: Trainer, body: Body) -> None:
     """A trainer has done what it was asked; one to a question that nobody waits for any more is nobody's."""
-    future = worker.answers.get(_key(Fields(body, "frozen_done").text("ticket")))
+    future = trainer.answers.get(_key(Fields(body, "frozen_done").text("ticket")))
     if future is not None and not future.done():
         future.set_result(body)
 
@@ -94,17 +94,17 @@ def _key(ticket: str) -> str:
 
 
 class FrozenSaver:
-    """Brings the current crew's frozen files to every tier."""
+    """Brings the current trainers's frozen files to every tier."""
 
     def __init__(
         self,
-        crew: Crew,
+        trainers: Trainers,
         files: FrozenFiles,
         pacer: Pacer,
         journal: Journal,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._crew = crew
+        self._trainers = trainers
         self._files = files
         self._pacer = pacer
         self._journal = journal
@@ -120,22 +120,22 @@ class FrozenSaver:
 
     def planned(self, plan: Plan) -> None:
         """A plan stands: until its frozen files are durable, no checkpoint is complete."""
-        self._expect(set(frozen_ranks(plan)) & {worker.rank for worker in self._crew.workers})
+        self._expect(set(frozen_ranks(plan)) & {trainer.rank for trainer in self._trainers.live})
 
-    async def announced(self, worker: Worker, body: Body) -> None:
+    async def announced(self, trainer: Trainer, body: Body) -> None:
         """A trainer knows what its frozen file is; or has found that it is still the same."""
         file = FrozenFile.from_json(body, "frozen")
         self._files.hold(file)
-        coming = self._uploads.get(worker.rank)
+        coming = self._uploads.get(trainer.rank)
         if coming is None or coming[0] != file or coming[1].done():
-            self._stop(worker)
-            self._expect(self._expected | {worker.rank})
-            self._uploads[worker.rank] = (file, self._spawn(self._save(worker, file)))
+            self._stop(trainer)
+            self._expect(self._expected | {trainer.rank})
+            self._uploads[trainer.rank] = (file, self._spawn(self._save(trainer, file)))
 
-    def worker_gone(self, worker: Worker) -> None:
+    def trainer_gone(self, trainer: Trainer) -> None:
         """A trainer ended. What it was sending will not be complete."""
-        self._stop(worker)
-        self._expect(self._expected if self._crew.workers else set())
+        self._stop(trainer)
+        self._expect(self._expected if self._trainers.live else set())
 
     async def ready(self) -> None:
         """Wait until a durable save could be complete: no frozen file is still to be saved."""
@@ -159,70 +159,70 @@ class FrozenSaver:
                 if trigger == "periodic":
                     return f"{file.key} is still being saved"
                 if trigger not in ("emergency", "agent"):
-                    await self._bring(self._crew.worker(rank), file)
+                    await self._bring(self._trainers.of_rank(rank), file)
                     continue
                 what = f"step {images.at.step} is committed before {file.key} is saved: it can be resumed only by a "
                 self._journal.record("warning", what=f"{what}script that makes the same frozen tensors by itself")
         return None
 
-    async def _save(self, worker: Worker, file: FrozenFile) -> None:
+    async def _save(self, trainer: Trainer, file: FrozenFile) -> None:
         """Bring a file to the run's place, however many tries that takes, and then to the local drives."""
         attempt = 0
         while True:
             try:
-                await self._bring(worker, file)
+                await self._bring(trainer, file)
                 break
             except CorruptError as error:
                 # The trainer hashes again, and gives up what changed or announces the file anew.
                 self._journal.record("warning", what=str(error))
                 return
             except TierError as error:
-                if worker.leaving:
+                if trainer.leaving:
                     return
                 attempt += 1
                 self._failed(file, self._files.tiers[0].name, error, attempt)
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt))
-        del self._uploads[worker.rank]
-        self._expect(self._expected - {worker.rank})
-        async with self._one_of_rank[worker.rank]:
+        del self._uploads[trainer.rank]
+        self._expect(self._expected - {trainer.rank})
+        async with self._one_of_rank[trainer.rank]:
             for tier in self._files.tiers[1:]:
-                await self._copy(tier, worker, file)
+                await self._copy(tier, trainer, file)
 
-    async def _copy(self, tier: Tier, worker: Worker, file: FrozenFile) -> None:
+    async def _copy(self, tier: Tier, trainer: Trainer, file: FrozenFile) -> None:
         """A copy is a short cut: one that fails is logged, and left. It may end with its trainer."""
         try:
-            if not worker.leaving and not await self._files.is_on(tier, file):
-                await self._put(tier, worker, file)
+            if not trainer.leaving and not await self._files.is_on(tier, file):
+                await self._put(tier, trainer, file)
         except (TierError, CorruptError) as error:
-            if not worker.leaving:
+            if not trainer.leaving:
                 self._failed(file, "disk", error, 1)
 
-    async def _bring(self, worker: Worker | None, file: FrozenFile) -> None:
-        if worker is None:
+    async def _bring(self, trainer: Trainer | None, file: FrozenFile) -> None:
+        if trainer is None:
             raise TierError(f"{file.key} is not saved, and the trainer that has it is gone")
-        async with self._one_of_rank[worker.rank]:
+        async with self._one_of_rank[trainer.rank]:
             if not await self._files.is_durable(file):
-                await self._put(self._files.tiers[0], worker, file)
+                await self._put(self._files.tiers[0], trainer, file)
 
-    async def _put(self, tier: Tier, worker: Worker, file: FrozenFile) -> None:
+    async def _put(self, tier: Tier, trainer: Trainer, file: FrozenFile) -> None:
         async with self._at_once:
             started_s = boot_s()
-            about = {"object": file.key, "tier": tier.name, "bytes": file.size_bytes, "rank": worker.rank}
+            about = {"object": file.key, "tier": tier.name, "bytes": file.size_bytes, "rank": trainer.rank}
             self._journal.record("frozen_saving", **about)
             try:
                 with _window() as window:
-                    await tier.put_stream(file.key, self._sent(worker, file, window), file.size_bytes)
+                    await tier.put_stream(file.key, self._sent(trainer, file, window), file.size_bytes)
             except AgentError as error:
                 raise TierError(f"{file.key}: {error}") from error
             await self._files.saved(tier, file)
             self._journal.record("frozen_saved", **about, seconds=round(boot_s() - started_s, 4))
 
-    async def _sent(self, worker: Worker, file: FrozenFile, window: _Window) -> AsyncIterator[memoryview]:
+    async def _sent(self, trainer: Trainer, file: FrozenFile, window: _Window) -> AsyncIterator[memoryview]:
         """The file as the trainer sends it. The last piece is given away only if the whole is what was announced."""
         whole = xxhash.xxh3_128()
         for piece, part in window.pieces(file):
             await self._pacer.take(len(part))
-            await _ask(worker, "read", {"xxh3_128": file.xxh3_128, **piece}, (window.fd,))
+            await _ask(trainer, "read", {"xxh3_128": file.xxh3_128, **piece}, (window.fd,))
             await asyncio.to_thread(whole.update, part)
             if piece["start"] + len(part) == file.size_bytes and whole.hexdigest() != file.xxh3_128:
                 raise CorruptError(f"{file.key}: its tensors changed while they were sent")
@@ -231,8 +231,8 @@ class FrozenSaver:
     def _failed(self, file: FrozenFile, tier: str, error: Exception, attempt: int) -> None:
         self._journal.record("frozen_failed", object=file.key, tier=tier, why=str(error), attempt=attempt)
 
-    def _stop(self, worker: Worker) -> None:
-        if upload := self._uploads.pop(worker.rank, None):
+    def _stop(self, trainer: Trainer) -> None:
+        if upload := self._uploads.pop(trainer.rank, None):
             upload[1].cancel()
 
     def _expect(self, ranks: set[int]) -> None:
@@ -247,8 +247,8 @@ class FrozenStart:
     """Asks the trainers that wait for a start whether they have made the frozen tensors that a checkpoint needs, and
     gives them those of a file that differs. Before the generation is claimed, so that what is chosen is whole."""
 
-    def __init__(self, crew: Crew, files: FrozenFiles, journal: Journal) -> None:
-        self._crew = crew
+    def __init__(self, trainers: Trainers, files: FrozenFiles, journal: Journal) -> None:
+        self._trainers = trainers
         self._files = files
         self._journal = journal
         self._bad: dict[FrozenFile, str] = {}
@@ -269,7 +269,7 @@ class FrozenStart:
             files = {rank: self._file(plan, records[rank], rank) for rank in frozen_ranks(plan)}
             takers = await self._differing(plan, files) if files else {}
             started_s = boot_s()
-            tiers = {await self._load(rank, files[rank], workers) for rank, workers in takers.items()}
+            tiers = {await self._load(rank, files[rank], trainers) for rank, trainers in takers.items()}
         except CorruptError as error:
             return str(error)
         if takers:
@@ -288,18 +288,18 @@ class FrozenStart:
             raise CorruptError(self._bad[file])
         return file
 
-    async def _differing(self, plan: Plan, files: Mapping[int, FrozenFile]) -> dict[int, list[Worker]]:
+    async def _differing(self, plan: Plan, files: Mapping[int, FrozenFile]) -> dict[int, list[Trainer]]:
         """By saved rank, the trainers that must be given its file."""
-        workers = self._crew.workers
+        trainers = self._trainers.live
         body = {"plan": plan.body, "files": [[rank, file.to_json()] for rank, file in files.items()]}
-        asked = (_ask(worker, "compare", {**body, "of_rank": of_rank(plan, worker.rank)}) for worker in workers)
-        takers: dict[int, list[Worker]] = {}
-        for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True):
+        asked = (_ask(trainer, "compare", {**body, "of_rank": of_rank(plan, trainer.rank)}) for trainer in trainers)
+        takers: dict[int, list[Trainer]] = {}
+        for trainer, answer in zip(trainers, await asyncio.gather(*asked), strict=True):
             for rank in answer.integers("differs"):
-                takers.setdefault(rank, []).append(worker)
+                takers.setdefault(rank, []).append(trainer)
         return takers
 
-    async def _load(self, rank: int, file: FrozenFile, workers: Sequence[Worker]) -> str:
+    async def _load(self, rank: int, file: FrozenFile, trainers: Sequence[Trainer]) -> str:
         """Give a file to trainers from the nearest good copy; returns the tier's name.
 
         Raises:
@@ -308,7 +308,7 @@ class FrozenStart:
         why = "is not saved"
         for tier in self._files.near:
             try:
-                await self._load_from(tier, rank, file, workers)
+                await self._load_from(tier, rank, file, trainers)
                 return tier.name
             except CorruptError as error:
                 why = str(error)
@@ -323,7 +323,7 @@ class FrozenStart:
         self._bad[file] = f"{file.key} {why}, and the script's own frozen tensors are others"
         raise CorruptError(self._bad[file])
 
-    async def _load_from(self, tier: Tier, rank: int, file: FrozenFile, workers: Sequence[Worker]) -> None:
+    async def _load_from(self, tier: Tier, rank: int, file: FrozenFile, trainers: Sequence[Trainer]) -> None:
         if await tier.size(file.key) != file.size_bytes:
             raise CorruptError("has another size than was saved")
         whole = xxhash.xxh3_128()
@@ -337,5 +337,5 @@ class FrozenStart:
                 if piece["start"] + len(part) == file.size_bytes and whole.hexdigest() != file.xxh3_128:
                     raise CorruptError("has bytes that do not match their hash")
                 await asyncio.gather(
-                    *(_ask(worker, "write", {"rank": rank, **piece}, (window.fd,)) for worker in workers)
+                    *(_ask(trainer, "write", {"rank": rank, **piece}, (window.fd,)) for trainer in trainers)
                 )

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from surefoot.agent.clients.trainers import Worker
+from surefoot.agent.clients.trainers import Trainer
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import Memory, slot_bytes
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
 from surefoot.core.plan import Plan, Report, make_plan
-from surefoot.core.replicas import with_twins
+from surefoot.core.replicas import with_replicas
 from surefoot.errors import AgentError, ResourceError, SurefootError
 from surefoot.events import human_bytes
 from surefoot.ipc.segment import Segment
@@ -25,7 +25,7 @@ _RECORD_SPARE_BYTES = 64 * 1024
 """Room for a record to grow before a new plan is needed."""
 
 
-_Entry = tuple[Worker, Body, Report]
+_Entry = tuple[Trainer, Body, Report]
 
 
 class Planner:
@@ -33,7 +33,7 @@ class Planner:
 
     def __init__(
         self,
-        fleet: Fleet,
+        membership: Membership,
         memory: Memory,
         journal: Journal,
         num_slots: int,
@@ -41,7 +41,7 @@ class Planner:
         on_planned: Callable[[Plan], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._fleet = fleet
+        self._membership = membership
         self._spawn = spawn
         self._memory = memory
         self._journal = journal
@@ -53,14 +53,14 @@ class Planner:
     def forget(self) -> None:
         self._reports.clear()
 
-    async def report(self, worker: Worker, request: Body) -> None:
+    async def report(self, trainer: Trainer, request: Body) -> None:
         """Take a rank's report; with this node's last one, answer all, beside the connections."""
         try:
-            self._reports[worker.rank] = (worker, request, Report.from_json(request.get("report")))
+            self._reports[trainer.rank] = (trainer, request, Report.from_json(request.get("report")))
         except SurefootError as error:
-            await self._refuse([*self._reports.values(), (worker, request, Report((), ""))], error)
+            await self._refuse([*self._reports.values(), (trainer, request, Report((), ""))], error)
             return
-        if len(self._reports) == worker.local_world_size:
+        if len(self._reports) == trainer.local_world_size:
             # Kept by the task until the plan stands: whoever reported is answered, whatever comes of it.
             entries = [self._reports[rank] for rank in sorted(self._reports)]
             self._reports.clear()
@@ -74,43 +74,43 @@ class Planner:
 
     async def _refuse(self, entries: Sequence[_Entry], error: SurefootError) -> None:
         self._reports.clear()
-        for worker, request, _report in entries:
-            await worker.link.reply(request, error=str(error), kind=type(error).__name__)
+        for trainer, request, _report in entries:
+            await trainer.link.reply(request, error=str(error), kind=type(error).__name__)
 
     async def _plan(self, entries: Sequence[_Entry]) -> None:
         asked = [Fields(request, "report") for _worker, request, _report in entries]
         what = f"plan {asked[0].integer('generation')} {asked[0].integer('step')}"
         mine: Body = {
-            "reports": [[worker.rank, request["report"]] for worker, request, _report in entries],
+            "reports": [[trainer.rank, request["report"]] for trainer, request, _report in entries],
             "record_bytes": max(fields.integer("record_bytes") for fields in asked),
             "slots": max(fields.integer("slots") for fields in asked),
             "room_bytes": self._memory.room_bytes(),
         }
-        brought = [Fields(one, what) for one in await self._fleet.gather(what, mine)]
+        brought = [Fields(one, what) for one in await self._membership.gather(what, mine)]
         record_capacity = round_up(2 * max(one.integer("record_bytes") for one in brought) + _RECORD_SPARE_BYTES)
         num_slots = max(self._num_slots, *(one.integer("slots") for one in brought))
         plan = self._plan_for(brought, self._reports_of(brought, entries), record_capacity, num_slots)
-        ranks = [worker.rank for worker, _request, _report in entries]
+        ranks = [trainer.rank for trainer, _request, _report in entries]
         segments = await self._reserve_all(what, plan, ranks, record_capacity, num_slots)
         self._say(plan, segments, num_slots)
         self._on_planned(plan)
         pinned = self._pinned()
-        for (worker, request, _report), segment in zip(entries, segments, strict=True):
+        for (trainer, request, _report), segment in zip(entries, segments, strict=True):
             slots = [slot for other, slot in pinned if other is segment]
-            await worker.link.send({"id": request["id"], "plan": plan.hash, "pinned": slots}, (segment.fd,))
+            await trainer.link.send({"id": request["id"], "plan": plan.hash, "pinned": slots}, (segment.fd,))
 
     def _plan_for(
         self, brought: Sequence[Fields], reports: Sequence[Report], record_capacity: int, num_slots: int
     ) -> Plan:
-        """With twins if every machine has memory for them; else on none, since a plan is everybody's."""
+        """With replicas if every machine has memory for them; else on none, since a plan is everybody's."""
         plan = make_plan(reports)
-        nodes = [self._fleet.node_of(rank) for rank in range(len(reports))]
-        twinned = with_twins(plan, reports, nodes)
-        if not twinned.twins:
+        nodes = [self._membership.node_of(rank) for rank in range(len(reports))]
+        replicated = with_replicas(plan, reports, nodes)
+        if not replicated.replicas:
             return plan
-        for node, one in zip(self._fleet.nodes, brought, strict=True):
+        for node, one in zip(self._membership.nodes, brought, strict=True):
             ranks = [rank for rank, its_node in enumerate(nodes) if its_node == node]
-            need_bytes = num_slots * sum(slot_bytes(twinned, rank, record_capacity) for rank in ranks)
+            need_bytes = num_slots * sum(slot_bytes(replicated, rank, record_capacity) for rank in ranks)
             if need_bytes > one.integer("room_bytes"):
                 self._journal.record(
                     "warning",
@@ -118,11 +118,11 @@ class Planner:
                     f"images ({human_bytes(need_bytes)} in all): if a machine is lost, its newest steps are, too",
                 )
                 return plan
-        return twinned
+        return replicated
 
     def _reports_of(self, brought: Sequence[Fields], entries: Sequence[_Entry]) -> list[Report]:
         """In rank order."""
-        reports = {worker.rank: report for worker, _request, report in entries}
+        reports = {trainer.rank: report for trainer, _request, report in entries}
         for one in brought:
             for rank, report in one.items("reports"):
                 if rank not in reports:
@@ -140,10 +140,10 @@ class Planner:
             segments, error = self._reserve(plan, ranks, record_capacity, num_slots), None
         except ResourceError as caught:
             segments, error = [], caught
-        answers = await self._fleet.gather(f"{what} reserved", {"error": None if error is None else str(error)})
+        answers = await self._membership.gather(f"{what} reserved", {"error": None if error is None else str(error)})
         if error is not None:
             raise error
-        for node, answer in zip(self._fleet.nodes, answers, strict=True):
+        for node, answer in zip(self._membership.nodes, answers, strict=True):
             if answer.get("error"):
                 raise ResourceError(f"node {node}: {answer['error']}")
         return segments
@@ -171,7 +171,7 @@ class Planner:
             bytes=sum(segment.geometry.image_bytes for segment in segments),
             slots=slots,
             slot_bytes=[segment.geometry.slot_stride for segment in segments],
-            twins_bytes=sum(segment.geometry.twins_bytes for segment in segments),
+            replicas_bytes=sum(segment.geometry.replicas_bytes for segment in segments),
             place="shm" if all(segment.path for segment in segments) else "memfd",
         )
         if slots < num_slots:

@@ -1,8 +1,8 @@
-"""Twins: second copies of other machines' images, made whole here when their machine is lost with its memory.
+"""Replicas: second copies of other machines' images, made whole here when their machine is lost with its memory.
 
 What a rank shares with others stands in this node's slots anyway (`surefoot.core.replicas`). What it has for itself
 alone, its record and some small tensors, is told by its agent once its image is hashed, together with that hash: a
-keepsake. Keepsakes lie as small files beside the segments, so that whoever replaces this agent has them too.
+private_part. Private parts lie as small files beside the segments, so that whoever replaces this agent has them too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.agent.memory.memory import Held, Memory
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.core import documents
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
@@ -33,14 +33,14 @@ from surefoot.ipc.segment import Sealed, Segment, create_segment
 from surefoot.ipc.wire import Body
 
 _KEPT = 4
-"""Keepsakes of a rank, the newest: as many as a rank has slots, since a twin needs its slot."""
-_SUFFIX, _DRAFT, _REBUILT = ".keepsake", ".draft", ".rebuilt"
+"""Private parts of a rank, the newest: as many as a rank has slots, since a replica needs its slot."""
+_SUFFIX, _DRAFT, _REBUILT = ".private_part", ".draft", ".rebuilt"
 _Key = tuple[StepId, str, int]
 """Step, plan and rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keepsake:
+class PrivatePart:
     """What a rank had for itself alone at one step, and the hash of its whole image."""
 
     at: StepId
@@ -66,21 +66,21 @@ class Keepsake:
         }
 
     @classmethod
-    def from_json(cls, body: Body, what: str) -> Keepsake:
+    def from_json(cls, body: Body, what: str) -> PrivatePart:
         fields = Fields(body, what)
         at, plan, rank = StepId.of(fields), fields.text("plan"), fields.integer("rank")
         return cls(at, plan, rank, fields.text("xxh3_128"), fields.binary("record"), fields.binary("own"))
 
 
-class Twins:
-    """This node's keepsakes of other nodes' ranks, and what is made of them."""
+class Replicas:
+    """This node's private parts of other nodes' ranks, and what is made of them."""
 
-    def __init__(self, home: Home, fleet: Fleet, memory: Memory, say: Callable[[str], None]) -> None:
+    def __init__(self, home: Home, membership: Membership, memory: Memory, say: Callable[[str], None]) -> None:
         self._home = home
-        self._fleet = fleet
+        self._membership = membership
         self._memory = memory
         self._say = say
-        self._kept: dict[int, OrderedDict[_Key, tuple[Keepsake, Path]]] = {}
+        self._kept: dict[int, OrderedDict[_Key, tuple[PrivatePart, Path]]] = {}
         """By rank, oldest first, each with its file."""
         self._rebuilt: dict[_Key, Held] = {}
         self._turn = asyncio.Lock()
@@ -89,32 +89,32 @@ class Twins:
         self._too_large: set[int] = set()
         """Ranks of which that was said."""
         self._unwritten = False
-        """That a keepsake has no file was said."""
-        fleet.hear("keepsake", self._hear)
+        """That a private_part has no file was said."""
+        membership.hear("private_part", self._hear)
 
     def adopt(self) -> None:
-        """Take over the keepsakes that an earlier agent left; what else of this it left is of no use."""
+        """Take over the private parts that an earlier agent left; what else of this it left is of no use."""
         for left in (*self._home.directory.glob(f"*{_REBUILT}"), *self._home.directory.glob(f"*{_DRAFT}")):
             left.unlink(missing_ok=True)
         for path in sorted(self._home.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
             try:
-                keepsake = Keepsake.from_json(documents.unseal(path.read_bytes(), path.name), path.name)
+                private_part = PrivatePart.from_json(documents.unseal(path.read_bytes(), path.name), path.name)
             except (CorruptError, OSError) as error:
                 self._say(f"{path.name} is of no use: {error}")
                 path.unlink(missing_ok=True)
                 continue
-            self._keep(keepsake, path)
+            self._keep(private_part, path)
 
     # ------------------------------------------------------------------ telling
 
     def hashed(self, held: Held) -> None:
-        """An image of this node is hashed: tell its keeper's node what that one does not have."""
+        """An image of this node is hashed: tell its holder's node what that one does not have."""
         plan, rank = held.segment.plan(), held.segment.rank
-        node = self._fleet.node_of(plan.keepers[rank]) if rank in plan.keepers else None
-        if node is None or node == self._fleet.me:
+        node = self._membership.node_of(plan.holders[rank]) if rank in plan.holders else None
+        if node is None or node == self._membership.me:
             return
         try:
-            keepsake = self._keepsake_of(held, plan)
+            private_part = self._private_part_of(held, plan)
         except CorruptError as error:
             if held.unchanged():
                 self._say(f"step {held.sealed.at.step} of rank {rank} has no second copy: {error}")
@@ -122,42 +122,42 @@ class Twins:
         if not held.unchanged():
             # What was just read may be of two steps.
             return
-        if len(keepsake.record) > MAX_OWN_BYTES:
+        if len(private_part.record) > MAX_OWN_BYTES:
             if rank not in self._too_large:
                 self._too_large.add(rank)
                 self._say(
-                    f"plain values of rank {rank} take {len(keepsake.record)} bytes, too many to be told to another "
+                    f"plain values of rank {rank} take {len(private_part.record)} bytes, too many to send to another "
                     "machine at every step: if its machine is lost, its newest steps are, too"
                 )
             return
-        self._fleet.tell(node, {"op": "keepsake", **keepsake.to_json()})
+        self._membership.tell(node, {"op": "private_part", **private_part.to_json()})
 
-    def _keepsake_of(self, held: Held, plan: Plan) -> Keepsake:
+    def _private_part_of(self, held: Held, plan: Plan) -> PrivatePart:
         rank, image = held.segment.rank, held.segment.image(held.sealed.slot)
         if (plan.hash, rank) not in self._own:
             self._own[plan.hash, rank] = own_ranges(plan, rank)
         own = b"".join(image[start:stop] for start, stop in self._own[plan.hash, rank])
         record = held.segment.record(held.sealed)
-        return Keepsake(held.sealed.at, plan.hash, rank, held.image_hash, record, own)
+        return PrivatePart(held.sealed.at, plan.hash, rank, held.image_hash, record, own)
 
     def _hear(self, _node: str, body: Body) -> None:
-        keepsake = Keepsake.from_json(body, "keepsake")
-        if len(keepsake.own) > MAX_OWN_BYTES or len(keepsake.record) > MAX_OWN_BYTES:
-            raise CorruptError(f"a keepsake of {len(keepsake.own)} and {len(keepsake.record)} bytes")
-        path = self._home.directory / f"rank-{keepsake.rank:05d}-{secrets.token_hex(4)}{_SUFFIX}"
+        private_part = PrivatePart.from_json(body, "private_part")
+        if len(private_part.own) > MAX_OWN_BYTES or len(private_part.record) > MAX_OWN_BYTES:
+            raise CorruptError(f"a private_part of {len(private_part.own)} and {len(private_part.record)} bytes")
+        path = self._home.directory / f"rank-{private_part.rank:05d}-{secrets.token_hex(4)}{_SUFFIX}"
         try:
-            _write(path, documents.seal(keepsake.to_json()))
+            _write(path, documents.seal(private_part.to_json()))
         except OSError as error:
             if not self._unwritten:
                 self._unwritten = True
                 self._say(f"second copies of other machines' images end with this agent: {path.name}: {error}")
-        self._keep(keepsake, path)
+        self._keep(private_part, path)
 
-    def _keep(self, keepsake: Keepsake, path: Path) -> None:
-        of_rank = self._kept.setdefault(keepsake.rank, OrderedDict())
-        if (same := of_rank.pop(keepsake.key, None)) is not None:
+    def _keep(self, private_part: PrivatePart, path: Path) -> None:
+        of_rank = self._kept.setdefault(private_part.rank, OrderedDict())
+        if (same := of_rank.pop(private_part.key, None)) is not None:
             same[1].unlink(missing_ok=True)
-        of_rank[keepsake.key] = (keepsake, path)
+        of_rank[private_part.key] = (private_part, path)
         while len(of_rank) > _KEPT:
             _key, (_old, its_path) = of_rank.popitem(last=False)
             its_path.unlink(missing_ok=True)
@@ -168,17 +168,17 @@ class Twins:
         """The images that could be made whole here. Whether they are the same is known when one is."""
         return [
             Copy(
-                keepsake.at,
-                keepsake.plan,
+                private_part.at,
+                private_part.plan,
                 source.plan().world_size,
-                keepsake.rank,
-                keepsake.image_hash,
-                source.plan().image(keepsake.rank).size_bytes,
-                self._fleet.me,
+                private_part.rank,
+                private_part.image_hash,
+                source.plan().image(private_part.rank).size_bytes,
+                self._membership.me,
             )
             for of_rank in self._kept.values()
-            for keepsake, _path in of_rank.values()
-            if (source := self._source(keepsake)) is not None
+            for private_part, _path in of_rank.values()
+            if (source := self._source(private_part)) is not None
         ]
 
     async def find(self, at: StepId, plan_hash: str, rank: int) -> Held:
@@ -200,41 +200,44 @@ class Twins:
             held.segment.remove()
         self._rebuilt.clear()
 
-    def _source(self, keepsake: Keepsake) -> Segment | None:
+    def _source(self, private_part: PrivatePart) -> Segment | None:
         """The segment in whose slots the rest of an image stands."""
-        segments = [segment for segment in self._memory.segments if segment.plan_hash == keepsake.plan]
+        segments = [segment for segment in self._memory.segments if segment.plan_hash == private_part.plan]
         for segment in reversed(segments):
             try:
-                keeps = keepsake.rank in segment.plan().twins_kept_by(segment.rank) and segment.geometry.twins_bytes
+                keeps = (
+                    private_part.rank in segment.plan().replicas_kept_by(segment.rank)
+                    and segment.geometry.replicas_bytes
+                )
             except CorruptError:
                 continue
-            if keeps and _slot_of(segment, keepsake.at) is not None:
+            if keeps and _slot_of(segment, private_part.at) is not None:
                 return segment
         return None
 
     async def _rebuild(self, key: _Key) -> Held:
         at, _plan_hash, rank = key
         kept = self._kept[rank].get(key) if rank in self._kept else None
-        keepsake = kept[0] if kept is not None else None
-        source = self._source(keepsake) if keepsake is not None else None
+        private_part = kept[0] if kept is not None else None
+        source = self._source(private_part) if private_part is not None else None
         sealed = _slot_of(source, at) if source is not None else None
-        if keepsake is None or source is None or sealed is None:
+        if private_part is None or source is None or sealed is None:
             raise ObjectMissingError(f"the image of rank {rank} at step {at.step} is not here")
         try:
-            made = self._empty(source.plan(), rank, len(keepsake.record))
+            made = self._empty(source.plan(), rank, len(private_part.record))
         except ResourceError as error:
             raise ObjectMissingError(
                 f"the image of rank {rank} at step {at.step} cannot be put together: {error}"
             ) from error
         try:
-            await asyncio.to_thread(_put_together, made, source, sealed, keepsake)
-            made.seal(0, at, keepsake.record, durable=False, staged_ns=sealed.staged_ns)
+            await asyncio.to_thread(_put_together, made, source, sealed, private_part)
+            made.seal(0, at, private_part.record, durable=False, staged_ns=sealed.staged_ns)
             held = await self._memory.hash_slot(made, 0)
-            if held is None or held.image_hash != keepsake.image_hash or source.seq(sealed.slot) != sealed.seq:
+            if held is None or held.image_hash != private_part.image_hash or source.seq(sealed.slot) != sealed.seq:
                 self._drop(key)
                 raise CorruptError(
-                    f"the image of rank {rank} at step {at.step}, put together on node {self._fleet.me} from what both "
-                    "machines had, does not match its hash"
+                    f"the image of rank {rank} at step {at.step}, put together on node {self._membership.me} from both "
+                    "machines' parts, does not match its hash"
                 )
         except BaseException:
             made.remove()
@@ -243,7 +246,7 @@ class Twins:
         return held
 
     def _drop(self, key: _Key) -> None:
-        _keepsake, path = self._kept[key[2]].pop(key)
+        _private_part, path = self._kept[key[2]].pop(key)
         path.unlink(missing_ok=True)
 
     def _empty(self, plan: Plan, rank: int, record_bytes: int) -> Segment:
@@ -256,20 +259,20 @@ class Twins:
             image=plan.image(rank),
             num_slots=1,
             record_capacity=round_up(record_bytes),
-            twins=False,
+            replicas=False,
         )
         segment.begin(0)
         return segment
 
 
-def _put_together(made: Segment, source: Segment, sealed: Sealed, keepsake: Keepsake) -> None:
+def _put_together(made: Segment, source: Segment, sealed: Sealed, private_part: PrivatePart) -> None:
     image = made.image(0)
-    image[:] = source.twin(sealed.slot, keepsake.rank)
+    image[:] = source.replica(sealed.slot, private_part.rank)
     start_own = 0
-    for start, stop in own_ranges(made.plan(), keepsake.rank):
-        part = keepsake.own[start_own : start_own + stop - start]
+    for start, stop in own_ranges(made.plan(), private_part.rank):
+        part = private_part.own[start_own : start_own + stop - start]
         if len(part) != stop - start:
-            raise CorruptError(f"a keepsake of rank {keepsake.rank} is {stop - start - len(part)} bytes short")
+            raise CorruptError(f"a private_part of rank {private_part.rank} is {stop - start - len(part)} bytes short")
         image[start:stop] = part
         start_own += stop - start
 

@@ -1,7 +1,7 @@
-"""The fleet: the agents of all nodes of a round, and what they come to together.
+"""The membership: the agents of all nodes of a round, and what they come to together.
 
-A *round* is one crew of trainers; its nonce is drawn by rank 0 and reaches every agent through its own trainers. The
-agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and asks nobody.
+A *round* is one trainers of trainers; its nonce is drawn by rank 0 and reaches every agent through its own trainers.
+The agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and asks nobody.
 
 What is brought to a gathering or decided is kept for a while and told again to whoever connects, so a connection that
 broke, or an agent that replaces another, misses nothing. A node whose agent does not come back is dead: gatherings that
@@ -41,7 +41,7 @@ _KNOWN = 512
 """Gatherings of which anything is remembered."""
 
 
-class Fleet:
+class Membership:
     """One node's part. `spawn` runs a task that ends with the agent."""
 
     def __init__(

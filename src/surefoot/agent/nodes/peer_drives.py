@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peers import answer_with, read_from, stretch_of
 from surefoot.agent.start.reading import Portion, ShardError
 from surefoot.core.documents import Fields
@@ -23,12 +23,12 @@ _ASK_WITHIN_S = 60.0
 class PeerDrives:
     """Tells what lies on this node's drives, and asks for what lies on others'."""
 
-    def __init__(self, fleet: Fleet, drives: Tier | None, say: Callable[[str], None]) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership, drives: Tier | None, say: Callable[[str], None]) -> None:
+        self._membership = membership
         self._drives = drives
         self._say = say
-        fleet.answer("shard size", self._tell_size)
-        fleet.answer("shard bytes", self._tell_bytes)
+        membership.answer("shard size", self._tell_size)
+        membership.answer("shard bytes", self._tell_bytes)
 
     async def holders(self, key: str) -> dict[str, int]:
         """The size of a shard's copy on each other node that has one.
@@ -36,7 +36,7 @@ class PeerDrives:
         Raises:
             AgentError: a node does not tell. Taken for one without a copy, it could cost a step.
         """
-        nodes = self._fleet.others
+        nodes = self._membership.others
         answers = await asyncio.gather(*(self._ask(node, {"op": "shard size", "key": key}) for node in nodes))
         told = {node: Fields(answer, "size") for node, answer in zip(nodes, answers, strict=True)}
         return {node: fields.integer("size") for node, fields in told.items() if fields.flag("here")}
@@ -49,12 +49,12 @@ class PeerDrives:
             AgentError: it does not tell.
         """
         try:
-            await read_from(self._fleet, node, {"op": "shard bytes", "key": key}, offset, buffer)
+            await read_from(self._membership, node, {"op": "shard bytes", "key": key}, offset, buffer)
         except CorruptError as error:
             raise ShardError(key, str(error)) from error
 
     async def _ask(self, node: str, body: Body) -> Body:
-        return await self._fleet.ask(node, body, _ASK_WITHIN_S)
+        return await self._membership.ask(node, body, _ASK_WITHIN_S)
 
     # ------------------------------------------------------------------ answers
 

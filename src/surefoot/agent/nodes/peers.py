@@ -13,8 +13,8 @@ from math import inf
 from typing import Any
 
 from surefoot.agent.memory.memory import Held, ImageSet, Memory
-from surefoot.agent.memory.replicas import Twins
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.memory.replicas import Replicas
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.start.reading import Portion, ShardError
 from surefoot.core.documents import Fields
 from surefoot.core.layout import StepId
@@ -30,15 +30,15 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 class Peers:
     """Tells what this node has, and asks for what others have."""
 
-    def __init__(self, fleet: Fleet, memory: Memory, twins: Twins) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership, memory: Memory, replicas: Replicas) -> None:
+        self._membership = membership
         self._memory = memory
-        self._twins = twins
-        fleet.answer("inventory", self._tell_copies)
-        fleet.answer("plan", self._tell_plan)
-        fleet.answer("record", self._tell_record)
-        fleet.answer("read", self._tell_bytes)
-        fleet.answer("sift", self._sift)
+        self._replicas = replicas
+        membership.answer("inventory", self._tell_copies)
+        membership.answer("plan", self._tell_plan)
+        membership.answer("record", self._tell_record)
+        membership.answer("read", self._tell_bytes)
+        membership.answer("sift", self._sift)
 
     async def in_memory(self) -> tuple[list[Copy], list[str]]:
         """What all nodes have in memory, second copies of what is lost among it; and the nodes that did not answer."""
@@ -49,19 +49,19 @@ class Peers:
         """The newest step that is whole in memory, whatever its lineage, with what the nodes have of those that do not
         answer."""
         copies, replicas, silent = await self._inventories()
-        of_silent = [copy for copy in replicas if self._fleet.node_of(copy.rank) in silent]
+        of_silent = [copy for copy in replicas if self._membership.node_of(copy.rank) in silent]
         copies += _of_the_lost(copies, of_silent)
         return next(iter(wholes(copies, {copy.at.generation: inf for copy in copies})), None)
 
     async def _inventories(self) -> tuple[list[Copy], list[Copy], list[str]]:
-        copies, replicas = copies_of(await self._memory.sets(), self._fleet.me), self._twins.copies()
-        answers = await self._fleet.ask_all({"op": "inventory"}, _ASK_WITHIN_S)
+        copies, replicas = copies_of(await self._memory.sets(), self._membership.me), self._replicas.copies()
+        answers = await self._membership.ask_all({"op": "inventory"}, _ASK_WITHIN_S)
         for node, body in answers.items():
             fields = Fields(body, f"inventory of {node}")
-            for found, name in ((copies, "copies"), (replicas, "twins")):
+            for found, name in ((copies, "copies"), (replicas, "replicas")):
                 told = [Copy.from_json(one) for one in fields.items(name)]
                 found += [copy for copy in told if copy.node == node]
-        return copies, replicas, sorted(set(self._fleet.others) - set(answers))
+        return copies, replicas, sorted(set(self._membership.others) - set(answers))
 
     async def plan(self, source: Source) -> Plan:
         """The plan of a step.
@@ -73,7 +73,7 @@ class Peers:
             if segment.plan_hash == source.plan:
                 return segment.plan()
         holder = source.holders[0].node
-        answer = await self._fleet.ask(holder, {"op": "plan", "plan": source.plan}, _ASK_WITHIN_S)
+        answer = await self._membership.ask(holder, {"op": "plan", "plan": source.plan}, _ASK_WITHIN_S)
         plan = Plan.from_body(Fields(answer, f"plan of node {holder}").mapping("plan"))
         if plan.hash != source.plan:
             raise AgentError(f"node {holder} told another plan than the one asked for")
@@ -81,7 +81,7 @@ class Peers:
 
     def is_mine(self, copy: Copy) -> bool:
         """True if it lies in this node's own memory."""
-        return copy.node == self._fleet.me
+        return copy.node == self._membership.me
 
     async def records(self, source: Source) -> tuple[Mapping[str, Any], ...]:
         """Every rank's record."""
@@ -92,7 +92,7 @@ class Peers:
         parts = await self._memory.parts(source.at, source.plan)
         for copy in source.holders:
             if self.is_mine(copy) and copy.rank not in parts:
-                parts[copy.rank] = await self._twins.find(copy.at, copy.plan, copy.rank)
+                parts[copy.rank] = await self._replicas.find(copy.at, copy.plan, copy.rank)
         same = tuple(
             held
             for rank, held in sorted(parts.items())
@@ -103,12 +103,12 @@ class Peers:
     async def sift(self, source: Source) -> None:
         """A step turned out bad: every node looks for what is wrong with its part, and gives that up."""
         await self._memory.sift(source.at, source.plan)
-        await self._fleet.ask_all({"op": "sift", **source.at.to_json(), "plan": source.plan}, _ASK_WITHIN_S)
+        await self._membership.ask_all({"op": "sift", **source.at.to_json(), "plan": source.plan}, _ASK_WITHIN_S)
 
     async def _record(self, copy: Copy) -> Mapping[str, Any]:
         if self.is_mine(copy):
             return (await self._find(copy.at, copy.plan, copy.rank)).record()
-        answer = await self._fleet.ask(copy.node, {"op": "record", **_about(copy)}, _ASK_WITHIN_S)
+        answer = await self._membership.ask(copy.node, {"op": "record", **_about(copy)}, _ASK_WITHIN_S)
         return Fields(answer, f"record of rank {copy.rank}").mapping("record")
 
     async def read_into(self, copy: Copy, offset: int, buffer: memoryview) -> None:
@@ -117,14 +117,14 @@ class Peers:
         Raises:
             AgentError: it does not send them.
         """
-        await read_from(self._fleet, copy.node, {"op": "read", **_about(copy)}, offset, buffer)
+        await read_from(self._membership, copy.node, {"op": "read", **_about(copy)}, offset, buffer)
 
     # ------------------------------------------------------------------ answers
 
     async def _tell_copies(self, _node: str, _body: Body) -> Body:
         return {
-            "copies": [copy.to_json() for copy in copies_of(await self._memory.sets(), self._fleet.me)],
-            "twins": [copy.to_json() for copy in self._twins.copies()],
+            "copies": [copy.to_json() for copy in copies_of(await self._memory.sets(), self._membership.me)],
+            "replicas": [copy.to_json() for copy in self._replicas.copies()],
         }
 
     async def _tell_plan(self, _node: str, body: Body) -> Body:
@@ -164,7 +164,7 @@ class Peers:
             held = await self._memory.hash_slot(segment, sealed.slot) if segment and sealed.at == at else None
             if held is not None:
                 return held
-        return await self._twins.find(at, plan, rank)
+        return await self._replicas.find(at, plan, rank)
 
 
 class PeerPlace:
@@ -210,7 +210,7 @@ def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
     ]
 
 
-async def read_from(fleet: Fleet, node: str, question: Body, offset: int, buffer: memoryview) -> None:
+async def read_from(membership: Membership, node: str, question: Body, offset: int, buffer: memoryview) -> None:
     """Bytes of what a question names, from another node, which answers with `answer_with`.
 
     Raises:
@@ -221,7 +221,7 @@ async def read_from(fleet: Fleet, node: str, question: Body, offset: int, buffer
     for start in range(0, len(buffer), _CHUNK_BYTES):
         part = buffer[start : start + _CHUNK_BYTES]
         body = {**question, "offset": offset + start, "length": len(part)}
-        answer = Fields(await fleet.ask(node, body, _ASK_WITHIN_S), f"bytes of node {node}")
+        answer = Fields(await membership.ask(node, body, _ASK_WITHIN_S), f"bytes of node {node}")
         if (why := answer.optional_text("error")) is not None:
             raise CorruptError(f"could not be had from node {node}: {why}")
         data = answer.binary("data")
@@ -247,10 +247,10 @@ def answer_with(data: memoryview) -> Body:
     return {"data": base64.b64encode(data).decode("ascii")}
 
 
-def _of_the_lost(copies: list[Copy], twins: list[Copy]) -> list[Copy]:
+def _of_the_lost(copies: list[Copy], replicas: list[Copy]) -> list[Copy]:
     """Second copies of what no node has itself."""
     here = {(copy.at, copy.plan, copy.rank) for copy in copies}
-    return [twin for twin in twins if (twin.at, twin.plan, twin.rank) not in here]
+    return [replica for replica in replicas if (replica.at, replica.plan, replica.rank) not in here]
 
 
 def _about(copy: Copy) -> Body:

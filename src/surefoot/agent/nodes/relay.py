@@ -6,7 +6,7 @@ and is never early, so that who waits for it waits a little too long when a mess
 
 from __future__ import annotations
 
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.core.documents import Fields
 from surefoot.core.relay import Progress, merge, minimum
 from surefoot.ipc.board import Board, NodeWord, RankWord
@@ -16,26 +16,26 @@ from surefoot.ipc.wire import Body
 class Relay:
     """Both directions."""
 
-    def __init__(self, fleet: Fleet, board: Board) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership, board: Board) -> None:
+        self._membership = membership
         self._board = board
         self._known: dict[str, Progress] = {}
         self._told: Progress | None = None
         self._generation = 0
         self._local_ranks = 0
-        fleet.hear("progress", self._hear)
+        membership.hear("progress", self._hear)
 
     def begin(self, generation: int, local_ranks: int) -> None:
         """Before any trainer of a generation runs: from here on they wait for the other nodes' ranks, too."""
         self._generation, self._local_ranks = generation, local_ranks
         self._board.set_others(generation, -1, -1)
-        self._board.set_node(NodeWord.OTHERS, len(self._fleet.others))
+        self._board.set_node(NodeWord.OTHERS, len(self._membership.others))
         self._told = None
         self._write()
 
     def tell(self) -> None:
         """A rank of this node sealed a step, gave one up, or left."""
-        if self._fleet.alone or not self._local_ranks:
+        if self._membership.alone or not self._local_ranks:
             # An agent that has just replaced another tells all once it has met the others.
             return
         sealed = self._board.lowest(RankWord.SEALED, self._generation, self._local_ranks)
@@ -43,7 +43,9 @@ class Relay:
         mine = Progress(self._generation, sealed, passed)
         if mine != self._told:
             self._told = mine
-            self._fleet.tell_on({"op": "progress", "generation": mine.generation, "sealed": sealed, "passed": passed})
+            self._membership.tell_on(
+                {"op": "progress", "generation": mine.generation, "sealed": sealed, "passed": passed}
+            )
 
     def _hear(self, node: str, body: Body) -> None:
         fields = Fields(body, "progress")
@@ -52,7 +54,7 @@ class Relay:
         self._write()
 
     def _write(self) -> None:
-        others = self._fleet.others
+        others = self._membership.others
         if others and self._generation:
             least = minimum(self._known, others, self._generation)
             self._board.set_others(self._generation, max(-1, least.sealed), max(-1, least.passed))

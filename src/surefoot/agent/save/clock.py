@@ -7,7 +7,7 @@ from math import inf
 
 from surefoot.agent.frozen.transfer import FrozenSaver
 from surefoot.agent.journal import Journal
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.core.cadence import LONG_INTERVAL_S, Cadence, next_start
 from surefoot.host.clock import boot_s
 from surefoot.ipc.board import Board, NodeWord
@@ -16,8 +16,10 @@ from surefoot.ipc.board import Board, NodeWord
 class SaveClock:
     """One wish at a time: the next is made when the save that it led to has ended, well or not."""
 
-    def __init__(self, fleet: Fleet, frozen: FrozenSaver, board: Board, journal: Journal, cadence: Cadence) -> None:
-        self._fleet = fleet
+    def __init__(
+        self, membership: Membership, frozen: FrozenSaver, board: Board, journal: Journal, cadence: Cadence
+    ) -> None:
+        self._membership = membership
         self._frozen = frozen
         self._board = board
         self._journal = journal
@@ -54,7 +56,7 @@ class SaveClock:
             self._running.clear()
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
             await self._frozen.ready()
-            await self._fleet.settled()
+            await self._membership.settled()
             # All ranks hear of it at the boundary; two clocks would save twice.
-            if self._fleet.leads:
+            if self._membership.leads:
                 self._board.set_node(NodeWord.DURABLE_WANTED, self._board.node(NodeWord.DURABLE_WANTED) + 1)

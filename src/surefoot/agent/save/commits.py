@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.save.pipeline import Pipeline
 from surefoot.core.commit import commit_order, complete_set
 from surefoot.core.documents import Fields
@@ -19,7 +19,7 @@ from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.errors import AgentError, CorruptError, TierError
 from surefoot.host.clock import wall_s
 from surefoot.ipc.wire import Body
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 
 _LOOK_AFTER_S = 1.0
 """Silence of another node after which the run's place is asked."""
@@ -32,18 +32,18 @@ _TOLD_KEPT = 64
 class Commits:
     """One node's part in the commits of its generation."""
 
-    def __init__(self, fleet: Fleet, books: Books, pipeline: Pipeline) -> None:
-        self._fleet = fleet
-        self._books = books
+    def __init__(self, membership: Membership, records: Records, pipeline: Pipeline) -> None:
+        self._membership = membership
+        self._records = records
         self._pipeline = pipeline
         self._told: dict[StepId, asyncio.Event] = {}
-        fleet.hear("committed", self._hear_committed)
+        membership.hear("committed", self._hear_committed)
 
     async def commit(self, name: str, at: StepId, mine: Mapping[int, Shard], current: Generation) -> Manifest:
         """Commit a step with what this node's ranks have acknowledged of it.
 
         Args:
-            name: of this delivery, the same on all nodes.
+            name: of this upload, the same on all nodes.
             at: the step.
             mine: this node's shards, by rank.
             current: the generation that this agent works in.
@@ -54,32 +54,32 @@ class Commits:
             CorruptError: a record by which this is decided is damaged.
             TierError: the tier failed; it may be tried again.
         """
-        if self._fleet.alone:
+        if self._membership.alone:
             return await self._pipeline.commit(_whole(mine.values(), at), current, wall_s())
         shards = await self._all_shards(name, at, mine.values())
         if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
             # On to an agent that replaces another just now, too: else it would hold its slot for its turn to commit.
-            self._fleet.tell_on({"op": "committed", **at.to_json()})
+            self._membership.tell_on({"op": "committed", **at.to_json()})
             return manifest
-        standing = await self._books.manifest(at)
+        standing = await self._records.manifest(at)
         if standing is None:
             raise TierError(f"step {at.step} is said to be committed, and the run's place does not show it")
         return standing
 
     def give_up(self, name: str, why: str) -> None:
-        """This node brings nothing to a delivery: the others need not wait."""
-        self._fleet.bring(name, {"error": why})
+        """This node brings nothing to an upload: the others need not wait."""
+        self._membership.bring(name, {"error": why})
 
     async def _all_shards(self, name: str, at: StepId, mine: Iterable[Shard]) -> tuple[Shard, ...]:
         acks = [[shard.ack, shard.ack_bytes().decode("ascii")] for shard in mine]
-        waiting = asyncio.ensure_future(self._fleet.gather(name, {"acks": acks}))
+        waiting = asyncio.ensure_future(self._membership.gather(name, {"acks": acks}))
         try:
             while True:
                 done, _ = await asyncio.wait([waiting], timeout=_LOOK_AFTER_S)
                 if done and waiting.exception() is None:
-                    return _complete(waiting.result(), self._fleet.nodes, at)
-                shards = complete_set(await self._books.acks((await self._books.pieces()).get(at, [])), at)
+                    return _complete(waiting.result(), self._membership.nodes, at)
+                shards = complete_set(await self._records.acks((await self._records.pieces()).get(at, [])), at)
                 if shards is not None:
                     return shards
                 if done:
@@ -90,7 +90,7 @@ class Commits:
 
     async def _is_told(self, at: StepId) -> bool:
         """True if another agent commits the step before it is this one's turn."""
-        turn = commit_order(self._fleet.nodes, self._fleet.leaving).index(self._fleet.me)
+        turn = commit_order(self._membership.nodes, self._membership.leaving).index(self._membership.me)
         if turn == 0:
             return False
         turn_s = min(_LONGEST_TURN_S, _TURN_S * (1 + turn))

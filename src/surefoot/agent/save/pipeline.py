@@ -23,7 +23,7 @@ from surefoot.core.plan import Plan
 from surefoot.errors import AgentError, CorruptError, SupersededError, TierError, TierFullError
 from surefoot.ipc.board import Phase
 from surefoot.records.image_hash import ImageHash
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -34,8 +34,8 @@ _SHARDS_AT_ONCE = 4
 class Pipeline:
     """Ships this node's images, and commits. Stateless in between, but for the bandwidth cap."""
 
-    def __init__(self, books: Books, disks: Tier | None, pacer: Pacer, on_phase: Callable[[Phase], None]) -> None:
-        self._books = books
+    def __init__(self, records: Records, disks: Tier | None, pacer: Pacer, on_phase: Callable[[Phase], None]) -> None:
+        self._records = records
         self._disks = disks
         self._pacer = pacer
         self._on_phase = on_phase
@@ -43,7 +43,7 @@ class Pipeline:
 
     @property
     def tier_name(self) -> str:
-        return self._books.tier.name
+        return self._records.tier.name
 
     def hurry(self) -> None:
         """No bandwidth cap any more."""
@@ -51,7 +51,7 @@ class Pipeline:
 
     @property
     def uri(self) -> str:
-        return self._books.tier.uri
+        return self._records.tier.uri
 
     @property
     def held_s(self) -> float:
@@ -74,7 +74,7 @@ class Pipeline:
         """
         self._on_phase(Phase.FLUSHING)
         try:
-            await self._books.put_plan(plan)
+            await self._records.put_plan(plan)
             async with asyncio.TaskGroup() as group:
                 for part in images.parts:
                     if part.segment.rank not in shipped:
@@ -102,8 +102,8 @@ class Pipeline:
         self._on_phase(Phase.COMMITTING)
         try:
             await self._refuse_if_superseded(current)
-            manifest = make_manifest(shards, await self._books.generation(at.generation), now)
-            standing = await self._books.put_manifest(manifest)
+            manifest = make_manifest(shards, await self._records.generation(at.generation), now)
+            standing = await self._records.put_manifest(manifest)
             # Whoever slept between the check and the put has changed nothing that counts, but must not train on.
             await self._refuse_if_superseded(current)
             if standing is None:
@@ -139,26 +139,26 @@ class Pipeline:
         digest = ImageHash()
         async with self._slots:
             chunks = stream(part, digest, self._pacer)
-            await self._books.tier.put_stream(shard.key, chunks, shard.size_bytes)
+            await self._records.tier.put_stream(shard.key, chunks, shard.size_bytes)
         if digest.hexdigest() != part.image_hash or not part.unchanged():
-            await self._books.tier.delete([shard.key])
+            await self._records.tier.delete([shard.key])
             raise CorruptError(
                 f"rank {part.segment.rank}, step {part.sealed.at.step}: the image changed while it was sent"
             )
         shard = replace(shard, blocks=digest.sums())
         try:
-            await self._books.tier.put(shard.ack, shard.ack_bytes())
+            await self._records.tier.put(shard.ack, shard.ack_bytes())
         except TierFullError:
             # It must not take the room that is missing. First the name by which others could believe in it.
-            await self._books.tier.delete([shard.ack])
-            await self._books.tier.delete([shard.key])
+            await self._records.tier.delete([shard.ack])
+            await self._records.tier.delete([shard.key])
             raise
         shipped[part.segment.rank] = shard
 
     async def _refuse_if_superseded(self, current: Generation) -> None:
         # An economy, not the guard: readers decide by lineage (see core/lineage.py).
         try:
-            newer = await self._books.newer_generation(current.number)
+            newer = await self._records.newer_generation(current.number)
         except CorruptError as error:
             raise TierError(f"whether a newer launch owns the run cannot be told: {error}") from error
         if newer is not None and not newer.same_job(current):

@@ -1,4 +1,4 @@
-"""Deliveries: steps on their way to being durable, which of those that wait is the next, and how they ended."""
+"""Uploads: steps on their way to being durable, which of those that wait is the next, and how they ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.ipc.wire import Body
 
 _URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 2, "periodic": 3}
 _PREEMPTS = 1
-"""Urgency up to which a delivery does not wait for an older, less urgent one."""
+"""Urgency up to which an upload does not wait for an older, less urgent one."""
 _ASKED_FOR = 2
 """Urgency of what somebody asked for: none of those is given up for another."""
 _OUTCOMES_KEPT = 32
@@ -24,7 +24,7 @@ Part = tuple[Segment, int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class Upload:
     """One step on its way to being durable."""
 
     at: StepId
@@ -33,7 +33,7 @@ class Delivery:
     num_parts: int
     """Ranks of this node that take part."""
     name: str
-    """The same on all nodes, and of no other delivery."""
+    """The same on all nodes, and of no other upload."""
     parts: dict[int, Part] = field(default_factory=dict)
     """By rank."""
     shipped: dict[int, Shard] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Delivery:
     not_before_s: float = 0.0
     committed: bool = False
     """What is left to do (copies, retention) must not make it be shipped again."""
-    upload: tuple[float, int] | None = None
+    sending: tuple[float, int] | None = None
     """When the upload under way began, and with how many bytes to go."""
 
     @classmethod
-    def of(cls, images: ImageSet, trigger: str, name: str) -> Delivery:
-        """A delivery of images that are all here."""
+    def of(cls, images: ImageSet, trigger: str, name: str) -> Upload:
+        """A upload of images that are all here."""
         parts = {part.segment.rank: (part.segment, part.sealed.slot, part.sealed.seq) for part in images.parts}
         return cls(images.at, trigger, None, len(parts), name, parts)
 
@@ -67,9 +67,9 @@ class Delivery:
         taken for as far as the link could have brought it.
         """
         left_s = self.unshipped_bytes() / bytes_per_s
-        if self.upload is None:
+        if self.sending is None:
             return left_s
-        begun_s, size_bytes = self.upload
+        begun_s, size_bytes = self.sending
         return min(left_s, max(0.0, size_bytes / bytes_per_s - (now_s - begun_s)))
 
     def unshipped_bytes(self) -> int:
@@ -90,87 +90,93 @@ class Order:
     plan: str
     trigger: str
     name: str
-    twins: tuple[tuple[int, str], ...] = ()
+    replicas: tuple[tuple[int, str], ...] = ()
     """Ranks whose own machine does not answer, and the node that ships its second copy."""
 
     def to_json(self) -> Body:
-        twins = [list(pair) for pair in self.twins]
-        return {**self.at.to_json(), "plan": self.plan, "trigger": self.trigger, "name": self.name, "twins": twins}
+        replicas = [list(pair) for pair in self.replicas]
+        return {
+            **self.at.to_json(),
+            "plan": self.plan,
+            "trigger": self.trigger,
+            "name": self.name,
+            "replicas": replicas,
+        }
 
     @classmethod
     def from_json(cls, body: Body) -> Order:
         fields = Fields(body, "order to ship")
-        twins = tuple((int(rank), str(node)) for rank, node in fields.items("twins"))
-        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"), twins)
+        replicas = tuple((int(rank), str(node)) for rank, node in fields.items("replicas"))
+        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"), replicas)
 
 
-class Deliveries:
+class UploadQueue:
     """Those that wait, and the one that is worked on."""
 
     def __init__(self) -> None:
-        self._waiting: list[Delivery] = []
+        self._waiting: list[Upload] = []
         self._favoured: StepId | None = None
-        self.running: Delivery | None = None
+        self.running: Upload | None = None
 
     @property
-    def waiting(self) -> list[Delivery]:
+    def waiting(self) -> list[Upload]:
         return list(self._waiting)
 
-    def all(self) -> list[Delivery]:
+    def all(self) -> list[Upload]:
         running = [self.running] if self.running is not None else []
         return [*running, *self._waiting]
 
-    def add(self, delivery: Delivery) -> None:
-        self._waiting.append(delivery)
+    def add(self, upload: Upload) -> None:
+        self._waiting.append(upload)
 
-    def remove(self, delivery: Delivery) -> None:
+    def remove(self, upload: Upload) -> None:
         """It waits no more, if it did."""
-        if delivery in self._waiting:
-            self._waiting.remove(delivery)
+        if upload in self._waiting:
+            self._waiting.remove(upload)
 
-    def next(self) -> Delivery | None:
+    def next(self) -> Upload | None:
         """The favoured one, else the most urgent whole one; of equally urgent ones the newest.
 
         Of those that somebody asked for the oldest: each needs every node's part, and a node that were at work on one
         while another node is at work on one before it would wait for ever. All nodes have them in the same order.
         """
-        ready = [delivery for delivery in self._waiting if delivery.complete]
+        ready = [upload for upload in self._waiting if upload.complete]
         return min(ready, key=self._turn, default=None)
 
-    def _turn(self, delivery: Delivery) -> tuple[bool, int, int]:
-        urgency, step = _URGENCY[delivery.trigger], delivery.at.step
-        return delivery.at != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
+    def _turn(self, upload: Upload) -> tuple[bool, int, int]:
+        urgency, step = _URGENCY[upload.trigger], upload.at.step
+        return upload.at != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
 
     def favour(self, at: StepId) -> None:
         """That step comes before all others, until it has failed once."""
         self._favoured = at
 
-    def failed(self, delivery: Delivery) -> None:
+    def failed(self, upload: Upload) -> None:
         """It waits to be tried again, as urgent as its like."""
-        if delivery.at == self._favoured:
+        if upload.at == self._favoured:
             self._favoured = None
-        self.add(delivery)
+        self.add(upload)
 
-    def overtaken(self, newer: Delivery) -> list[Delivery]:
+    def overtaken(self, newer: Upload) -> list[Upload]:
         """Whole periodic ones that wait while a newer one is whole: they would only hold slots that training needs,
         and keep other nodes, which may be at work on them, waiting. What gives way to an eviction's is decided by all
         nodes together (`core.eviction.unfit`)."""
         if newer.preempts:
             return []
         older = [d for d in self._waiting if d.trigger == "periodic" and d.at < newer.at]
-        return [delivery for delivery in older if delivery.complete and not delivery.committed]
+        return [upload for upload in older if upload.complete and not upload.committed]
 
     def urgent(self) -> bool:
         """True if one that belongs to an eviction waits."""
-        return any(delivery.preempts and delivery.complete for delivery in self._waiting)
+        return any(upload.preempts and upload.complete for upload in self._waiting)
 
-    def incomplete(self, at: StepId, trigger: str) -> Delivery | None:
+    def incomplete(self, at: StepId, trigger: str) -> Upload | None:
         """The one that still lacks ranks' images of that step."""
         found = (d for d in self._waiting if d.at == at and d.trigger == trigger and not d.complete)
         return next(found, None)
 
-    def delivering(self, at: StepId) -> bool:
-        return any(delivery.at == at for delivery in self.all())
+    def uploading(self, at: StepId) -> bool:
+        return any(upload.at == at for upload in self.all())
 
 
 class Outcomes:
@@ -181,11 +187,11 @@ class Outcomes:
         self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
 
     def of(self, at: StepId) -> str | None:
-        """How the last deliveries of a step ended that nobody is at work on any more."""
+        """How the last uploads of a step ended that nobody is at work on any more."""
         return self._known.get(at, f"step {at.step} is not being saved")
 
     def wait(self, at: StepId) -> asyncio.Future[str | None]:
-        """Resolves at the end of that step's delivery, which is under way."""
+        """Resolves at the end of that step's upload, which is under way."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(at, []).append(future)
         return future

@@ -1,4 +1,4 @@
-"""The keeper: retention on the run's URI and on local drives."""
+"""The retention: retention on the run's URI and on local drives."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
 from surefoot.errors import CorruptError, ObjectMissingError, SupersededError, TierFullError
 from surefoot.host.clock import boot_s, wall_s
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 _TRUST_S = 5.0
 """A reading of the newest generation is trusted this long, on a clock that runs while the process is stopped."""
 
 
-class Keeper:
+class Retention:
     """Runs after commits. Knows the manifests that it has seen; a manifest changes only by retention's own hand."""
 
-    def __init__(self, books: Books, disks: Tier | None, frozen: FrozenFiles, journal: Journal) -> None:
-        self._books = books
+    def __init__(self, records: Records, disks: Tier | None, frozen: FrozenFiles, journal: Journal) -> None:
+        self._records = records
         self._disks = disks
         self._frozen = frozen
         self._journal = journal
@@ -48,7 +48,7 @@ class Keeper:
         once, it is not asked again."""
         if manifest.at not in self._verified:
             try:
-                sizes = [await self._books.tier.size(shard.key) for shard in manifest.shards]
+                sizes = [await self._records.tier.size(shard.key) for shard in manifest.shards]
             except ObjectMissingError:
                 return False
             if sizes != [shard.size_bytes for shard in manifest.shards]:
@@ -71,10 +71,10 @@ class Keeper:
             CorruptError: a generation's record is damaged or missing: what counts cannot be told, nothing is deleted.
             TierError: the tier failed; tried again after the next commit.
         """
-        commits = await self._books.commits()
+        commits = await self._records.commits()
         for at in commits:
             await self._learn(at)
-        generations = await self._books.generations()
+        generations = await self._records.generations()
         await self._still_newest(generations, current)
         delay_s = SWEEP_DELAY_S if sweep_delay_s is None else sweep_delay_s
         # Before anything is given up: on a full disk only a deletion makes the room which that needs.
@@ -96,7 +96,7 @@ class Keeper:
         if at in self._manifests or at in self._buried:
             return
         try:
-            manifest = await self._books.manifest(at)
+            manifest = await self._records.manifest(at)
         except (CorruptError, ObjectMissingError):
             manifest = None
         if manifest is None:
@@ -107,11 +107,11 @@ class Keeper:
     async def _retire(self, at: StepId) -> None:
         retired = self._manifests[at].retire(wall_s())
         try:
-            await self._books.rewrite_manifest(retired)
+            await self._records.rewrite_manifest(retired)
         except TierFullError:
             # No room for even that: a manifest that stands needs its acknowledgements no more.
-            await self._books.tier.delete([shard.ack for shard in retired.shards])
-            await self._books.rewrite_manifest(retired)
+            await self._records.tier.delete([shard.ack for shard in retired.shards])
+            await self._records.rewrite_manifest(retired)
         self._manifests[at] = retired
         if self._disks is not None:
             # Copies need no grace: whoever reads one falls back to the run's own.
@@ -123,8 +123,8 @@ class Keeper:
         for manifest in to_sweep(list(self._manifests.values()), wall_s(), delay_s):
             await self._still_newest(generations, current)
             freed += manifest.size_bytes
-            await self._books.tier.delete(await self._objects_of(manifest.at))
-            await self._books.bury(manifest.at, wall_s())
+            await self._records.tier.delete(await self._objects_of(manifest.at))
+            await self._records.bury(manifest.at, wall_s())
             del self._manifests[manifest.at]
             self._buried.add(manifest.at)
             swept.append(manifest.at.step)
@@ -139,7 +139,7 @@ class Keeper:
         current: Generation,
         under_way: Collection[StepId],
     ) -> None:
-        listed = await self._books.tier.list(STEPS)
+        listed = await self._records.tier.list(STEPS)
         steps = {shard.at for entry in listed if (shard := parse_shard(entry.key) or parse_ack(entry.key)) is not None}
         good = sorted(self._verified & set(self._manifests))
         chain = cuts(generations)
@@ -150,23 +150,23 @@ class Keeper:
         abandoned += sorted(at for at in own if safe is not None and at < safe)
         for at in abandoned:
             await self._still_newest(generations, current)
-            if await self._books.put_tombstone(at, wall_s()):
+            if await self._records.put_tombstone(at, wall_s()):
                 self._buried.add(at)
-                await self._books.tier.delete([e.key for e in listed if e.key.startswith(step_prefix(at))])
+                await self._records.tier.delete([e.key for e in listed if e.key.startswith(step_prefix(at))])
 
     async def _objects_of(self, at: StepId) -> list[str]:
-        return [entry.key for entry in await self._books.tier.list(step_prefix(at))]
+        return [entry.key for entry in await self._records.tier.list(step_prefix(at))]
 
     async def _still_newest(self, generations: Mapping[int, Generation], current: Generation) -> None:
-        """Deletes carry no condition: a keeper that was stopped must not delete by an old view of the run."""
+        """Deletes carry no condition: a retention that was stopped must not delete by an old view of the run."""
         newest = generations.get(max(generations, default=0))
         if newest is not None and not newest.same_job(current):
             raise SupersededError(newest.owner)
         if newest is not None and boot_s() - self._read_s < _TRUST_S:
             return
-        newer = await self._books.newer_generation(newest.number) if newest is not None else current
+        newer = await self._records.newer_generation(newest.number) if newest is not None else current
         if newer is not None and not newer.same_job(current):
             raise SupersededError(newer.owner)
         if newer is not None:
-            raise self._books.incomplete(newer.key)
+            raise self._records.incomplete(newer.key)
         self._read_s = boot_s()

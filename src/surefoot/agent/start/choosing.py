@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.agent.journal import Journal
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peers import Peers
 from surefoot.agent.start.loading import Image, Loader
 from surefoot.agent.start.orders import Begin, GiveUp, StartOrder, Try, order_from_json
@@ -22,7 +22,7 @@ from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.recovery import Facts, Look, Refuse, Restore, Scratch, Source, decide
 from surefoot.errors import AgentError, ObjectExistsError, SupersededError, SurefootError
 from surefoot.host.clock import boot_s, wall_s
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.records.unfinished import Unfinished
 
 _LISTED_WITHIN_S = 30.0
@@ -44,20 +44,20 @@ class Starter:
 
     def __init__(
         self,
-        fleet: Fleet,
+        membership: Membership,
         peers: Peers,
-        books: Books,
+        records: Records,
         loader: Loader,
         journal: Journal,
         launch: str,
         node: str,
         resume: str,
     ) -> None:
-        self._fleet = fleet
+        self._membership = membership
         self._peers = peers
-        self._books = books
+        self._records = records
         self._loader = loader
-        self._unfinished = Unfinished(books, journal)
+        self._unfinished = Unfinished(records, journal)
         self._journal = journal
         self._launch = launch
         self._node = node
@@ -76,9 +76,9 @@ class Starter:
         """
         self._loader.forget()
         self._orders = 0
-        brought = await self._fleet.gather(f"launch {self._fleet.round}", {"launch": self._launch})
+        brought = await self._membership.gather(f"launch {self._membership.round}", {"launch": self._launch})
         launches = [Fields(one, "launch").text("launch") for one in brought]
-        if not self._fleet.is_first:
+        if not self._membership.is_first:
             return await self._follow()
         try:
             beginning = await self._choose(world_size, launches, give_way)
@@ -97,7 +97,7 @@ class Starter:
         image: Image | None = None
         while True:
             what = self._next_order()
-            match order_from_json(await self._fleet.from_first(what)):
+            match order_from_json(await self._membership.from_first(what)):
                 case GiveUp(why, superseded):
                     release(image)
                     raise SupersededError(why) if superseded else AgentError(why)
@@ -110,7 +110,7 @@ class Starter:
                 case Try(source):
                     release(image)
                     image, error = await self._try(source)
-                    await self._fleet.gather(f"tried {what}", {"error": error})
+                    await self._membership.gather(f"tried {what}", {"error": error})
 
     async def _try(self, source: Source) -> tuple[Image | None, str | None]:
         """Load a source for this node's trainers. With the image, or why there is none."""
@@ -126,19 +126,19 @@ class Starter:
 
     def _next_order(self) -> str:
         self._orders += 1
-        return f"order {self._fleet.round} {self._orders}"
+        return f"order {self._membership.round} {self._orders}"
 
     def _order(self, order: StartOrder) -> str:
         what = self._next_order()
-        if not self._fleet.alone:
-            self._fleet.bring(what, order.to_json())
+        if not self._membership.alone:
+            self._membership.bring(what, order.to_json())
         return what
 
     async def _others_have(self, image: Image) -> bool:
         """True if every other node could load what its trainers need of an image."""
         what = self._order(Try(image.source))
         try:
-            answers = await self._fleet.gather(f"tried {what}", {"error": None})
+            answers = await self._membership.gather(f"tried {what}", {"error": None})
         except BaseException:
             release(image)
             raise
@@ -171,10 +171,10 @@ class Starter:
                 world_size,
                 self._node,
                 wall_s(),
-                () if self._fleet.alone else tuple(launches),
+                () if self._membership.alone else tuple(launches),
             )
             try:
-                await self._books.put_generation(generation)
+                await self._records.put_generation(generation)
             except ObjectExistsError:
                 # Somebody else began meanwhile: what to restore must be decided again.
                 release(image)
@@ -187,11 +187,11 @@ class Starter:
         """Every generation's record; the list must show the one whose number was found taken."""
         end_s = boot_s() + _LISTED_WITHIN_S
         while True:
-            generations = await self._books.generations()
+            generations = await self._records.generations()
             if max(generations, default=0) >= taken:
                 return generations
             if boot_s() > end_s:
-                raise self._books.incomplete(generation_key(taken))
+                raise self._records.incomplete(generation_key(taken))
             await asyncio.sleep(_LISTED_LOOK_S)
 
     async def _restore(
@@ -207,8 +207,8 @@ class Starter:
                 chain=chain,
                 launches=launches,
                 resume=self._resume,
-                uri=self._books.tier.uri,
-                place="object" if self._books.tier.name == "object" else "disk",
+                uri=self._records.tier.uri,
+                place="object" if self._records.tier.name == "object" else "disk",
                 copies=copies,
                 silent=silent,
                 commits=commits,

@@ -14,10 +14,10 @@ from typing import Any
 from surefoot.agent.frozen.transfer import FrozenStart
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import ImageSet, Memory
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peer_drives import PeerDrives, PeerDrivesPlace
 from surefoot.agent.nodes.peers import PeerPlace, Peers
-from surefoot.agent.start.needs import Needs, NeedsDesk
+from surefoot.agent.start.needs import Needs, NeedsOfTrainers
 from surefoot.agent.start.reading import (
     Fetched,
     Portion,
@@ -36,7 +36,7 @@ from surefoot.core.ranges import Range
 from surefoot.core.recovery import Copy, Place, Source
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, TierError
 from surefoot.host.clock import boot_s, wall_s
-from surefoot.records.records import Books
+from surefoot.records.records import Records
 from surefoot.tiers.base import Tier
 
 _SHOWN_LOOK_S = 0.5
@@ -61,19 +61,19 @@ class Loader:
 
     def __init__(
         self,
-        fleet: Fleet,
+        membership: Membership,
         peers: Peers,
-        books: Books,
+        records: Records,
         disks: Tier | None,
         memory: Memory,
         frozen: FrozenStart,
-        needs: NeedsDesk,
+        needs: NeedsOfTrainers,
         drives: PeerDrives,
         journal: Journal,
     ) -> None:
-        self._fleet = fleet
+        self._membership = membership
         self._peers = peers
-        self._books = books
+        self._records = records
         self._disks = disks
         self._memory = memory
         self._frozen = frozen
@@ -106,7 +106,7 @@ class Loader:
     async def _from_memory(self, source: Source) -> Image | None:
         try:
             held = await self._peers.held(source)
-            if self._fleet.alone and held is not None and len(held.parts) == len(source.copies):
+            if self._membership.alone and held is not None and len(held.parts) == len(source.copies):
                 return await self._in_place(source, held)
             return await self._put_together(source, held)
         except (AgentError, CorruptError, ObjectMissingError) as error:
@@ -137,7 +137,7 @@ class Loader:
         lost: dict[str, ShardError] = {}
         made: dict[Place, ReadPlace] = {
             "ram": await memory_place(self._memory, manifest),
-            source.place: RunPlace(self._books.tier, None if self._fleet.alone else lost),
+            source.place: RunPlace(self._records.tier, None if self._membership.alone else lost),
             "peer disk": PeerDrivesPlace(self._drives, lost),
         }
         if self._disks is not None:
@@ -146,15 +146,15 @@ class Loader:
             portions = [portion_of(shard, plan, _wanted(shard, needs)) for shard in manifest.shards]
             fetched, counts = await read_portions(self._in_order(source, made), portions)
         except ShardError as error:
-            await self._quarantine(error.key, self._books.tier.name, error.why)
+            await self._quarantine(error.key, self._records.tier.name, error.why)
             return None
         for key, bad in lost.items():
-            await self._quarantine(key, self._books.tier.name, bad.why)
+            await self._quarantine(key, self._records.tier.name, bad.why)
         reads = Reads(manifest.size_bytes if needs is None else needs.size_bytes, counts)
         return Image(source, plan, fetched, tuple(shard.record for shard in manifest.shards), None, reads)
 
     def _in_order(self, source: Source, made: Mapping[Place, ReadPlace]) -> list[ReadPlace]:
-        places = source.read_from(drives=self._disks is not None, others=not self._fleet.alone)
+        places = source.read_from(drives=self._disks is not None, others=not self._membership.alone)
         return [made[place] for place in places]
 
     async def settled(self, image: Image) -> bool:
@@ -175,9 +175,9 @@ class Loader:
         end_s = boot_s() + within_s
         while True:
             try:
-                return await self._books.manifest(at)
+                return await self._records.manifest(at)
             except CorruptError as error:
-                await self._quarantine(commit_key(at), self._books.tier.name, str(error))
+                await self._quarantine(commit_key(at), self._records.tier.name, str(error))
                 return None
             except ObjectMissingError:
                 if boot_s() > end_s:
@@ -186,9 +186,9 @@ class Loader:
 
     async def _plan(self, manifest: Manifest) -> Plan | None:
         try:
-            return await self._books.plan(manifest.plan)
+            return await self._records.plan(manifest.plan)
         except (CorruptError, ObjectMissingError) as error:
-            await self._quarantine(plan_key(manifest.plan), self._books.tier.name, str(error))
+            await self._quarantine(plan_key(manifest.plan), self._records.tier.name, str(error))
             return None
 
     async def _drop_copy(self, key: str, why: str) -> None:
@@ -228,8 +228,8 @@ class Loader:
     async def _quarantine(self, what: str, tier: str, why: str) -> None:
         self.refused[f"{what} on {tier}"] = why
         self._journal.record("quarantined", object=what, tier=tier, why=why)
-        if tier == self._books.tier.name:
-            await self._books.quarantine(what.replace(" ", "-"), why, wall_s())
+        if tier == self._records.tier.name:
+            await self._records.quarantine(what.replace(" ", "-"), why, wall_s())
 
 
 def _image_key(rank: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.core.documents import Fields
 from surefoot.core.dtypes import ITEM_BYTES
 from surefoot.core.plan import Plan
@@ -49,11 +49,11 @@ class Needs:
         )
 
 
-class NeedsDesk:
+class NeedsOfTrainers:
     """Asks, and waits for the answers."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, trainers: Trainers) -> None:
+        self._trainers = trainers
         self._known: dict[str, Needs | None] = {}
         """By plan: what trainers have does not change while they wait."""
 
@@ -69,38 +69,38 @@ class NeedsDesk:
             AgentError: one ended, or broke off.
         """
         if plan.hash not in self._known:
-            workers = self._crew.workers
-            asked = _must_be_asked(plan, workers)
-            self._known[plan.hash] = await self._ask_all(plan, workers) if asked else None
+            trainers = self._trainers.live
+            asked = _must_be_asked(plan, trainers)
+            self._known[plan.hash] = await self._ask_all(plan, trainers) if asked else None
         return self._known[plan.hash]
 
-    async def answered(self, worker: Worker, body: Body) -> None:
+    async def answered(self, trainer: Trainer, body: Body) -> None:
         """A trainer's answer."""
-        future = worker.answers.get("needs")
+        future = trainer.answers.get("needs")
         # One to a question that was asked before this agent came, or of a start that is over, is nobody's.
         if future is not None and not future.done():
             future.set_result(body)
 
-    async def _ask_all(self, plan: Plan, workers: Sequence[Worker]) -> Needs | None:
-        answers = await asyncio.gather(*(self._ask(worker, plan) for worker in workers))
+    async def _ask_all(self, plan: Plan, trainers: Sequence[Trainer]) -> Needs | None:
+        answers = await asyncio.gather(*(self._ask(trainer, plan) for trainer in trainers))
         same = all(answer.flag("same") for answer in answers)
-        if same and len(workers) == workers[0].world_size:
+        if same and len(trainers) == trainers[0].world_size:
             return None
         regions: dict[int, set[Region]] = {}
-        for worker, answer in zip(workers, answers, strict=True):
-            for number, region in _regions(plan, answer.items("regions"), worker.rank):
+        for trainer, answer in zip(trainers, answers, strict=True):
+            for number, region in _regions(plan, answer.items("regions"), trainer.rank):
                 regions.setdefault(number, set()).add(region)
         return Needs(plan, {number: frozenset(found) for number, found in regions.items()})
 
-    async def _ask(self, worker: Worker, plan: Plan) -> Fields:
+    async def _ask(self, trainer: Trainer, plan: Plan) -> Fields:
         ticket = secrets.token_hex(16)
         answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        worker.answers["needs"] = answer
-        question = {"ticket": ticket, "plan": plan.body, "of_rank": of_rank(plan, worker.rank)}
-        await worker.link.reply(worker.hello, question=question)
+        trainer.answers["needs"] = answer
+        question = {"ticket": ticket, "plan": plan.body, "of_rank": of_rank(plan, trainer.rank)}
+        await trainer.link.reply(trainer.hello, question=question)
         fields = Fields(await answer, "needs")
         if fields.text("ticket") != ticket:
-            raise AgentError(f"rank {worker.rank} answers another question about what it needs")
+            raise AgentError(f"rank {trainer.rank} answers another question about what it needs")
         if (error := fields.optional_text("error")) is not None:
             raise ConfigError(error)
         return fields
@@ -111,13 +111,13 @@ def of_rank(plan: Plan, rank: int) -> int:
     return rank if rank < plan.world_size else 0
 
 
-def _must_be_asked(plan: Plan, workers: Sequence[Worker]) -> bool:
+def _must_be_asked(plan: Plan, trainers: Sequence[Trainer]) -> bool:
     """False where whole shards will do in any case: nothing is sharded, then or now, and no rank came or went."""
-    sharded = [worker.hello.get("sharded") for worker in workers]
+    sharded = [trainer.hello.get("sharded") for trainer in trainers]
     # Who does not say whether anything of it is sharded cannot be asked.
     if any(type(one) is not bool for one in sharded):
         return False
-    return any(sharded) or bool(plan.blocks) or plan.world_size != workers[0].world_size
+    return any(sharded) or bool(plan.blocks) or plan.world_size != trainers[0].world_size
 
 
 def _regions(plan: Plan, told: Sequence[Any], rank: int) -> list[tuple[int, Region]]:

@@ -6,134 +6,136 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from surefoot.agent.clients.trainers import Crew, Worker
+from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import Held, Memory
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.relay import Relay
 from surefoot.agent.save.clock import SaveClock
 from surefoot.agent.save.shipping import Shipper
 from surefoot.agent.start.choosing import Beginning, Starter, release
 from surefoot.agent.start.needs import of_rank
-from surefoot.agent.status import Situation
+from surefoot.agent.status import Status
 from surefoot.errors import SupersededError, SurefootError
 from surefoot.host.clock import boot_s
 from surefoot.ipc.wire import Body
 
 COMPLETE_WITHIN_S = 60.0
-"""Trainers of one crew come within this; else the missing ones are named."""
+"""Trainers of one trainers come within this; else the missing ones are named."""
 
 
 class Opening:
-    """Waits for whole crews, one after the other."""
+    """Waits for whole launches, one after the other."""
 
     def __init__(
         self,
         run: str,
-        fleet: Fleet,
+        membership: Membership,
         relay: Relay,
-        crew: Crew,
+        trainers: Trainers,
         starter: Starter,
         memory: Memory,
         shipper: Shipper,
         clock: SaveClock,
-        situation: Situation,
+        status: Status,
         journal: Journal,
         refusal: Callable[[], Body | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._run = run
-        self._fleet = fleet
+        self._membership = membership
         self._relay = relay
-        self._crew = crew
+        self._trainers = trainers
         self._starter = starter
         self._memory = memory
         self._shipper = shipper
         self._clock = clock
-        self._situation = situation
+        self._status = status
         self._journal = journal
         self._refusal = refusal
         self._spawn = spawn
         self._wanted = asyncio.Event()
 
-    def crew_complete(self) -> None:
-        """The last trainer of a crew has come."""
-        known = [bool(worker.hello.get("reconnect")) for worker in self._crew.workers]
+    def trainers_complete(self) -> None:
+        """The last trainer of a trainers has come."""
+        known = [bool(trainer.hello.get("reconnect")) for trainer in self._trainers.live]
         if not any(known):
             self._wanted.set()
         elif all(known):
-            if "round" in self._crew.workers[0].hello:
+            if "round" in self._trainers.live[0].hello:
                 self._spawn(self.meet_again())
         else:
             # The agent before this one died while it let them start: some have, some have not.
-            self._journal.record("stopped", ranks=self._crew.stop_all(), why="the agent was lost while they started")
+            self._journal.record(
+                "stopped", ranks=self._trainers.stop_all(), why="the agent was lost while they started"
+            )
 
     async def run(self) -> None:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            workers = self._crew.workers
+            trainers = self._trainers.live
             try:
-                await self._open(workers)
+                await self._open(trainers)
             except SupersededError as error:
-                self._situation.supersede(str(error))
-                for worker in workers:
-                    await worker.link.reply(worker.hello, **(self._refusal() or {}))
+                self._status.supersede(str(error))
+                for trainer in trainers:
+                    await trainer.link.reply(trainer.hello, **(self._refusal() or {}))
             except SurefootError as error:
                 self._journal.record("warning", what=f"cannot start: {error}")
-                for worker in workers:
-                    await worker.link.reply(worker.hello, error=str(error), kind=type(error).__name__)
+                for trainer in trainers:
+                    await trainer.link.reply(trainer.hello, error=str(error), kind=type(error).__name__)
 
     async def name_the_missing(self) -> None:
-        """Tell a crew that does not get complete who is missing: somebody opened the run on some ranks only."""
+        """Tell a trainers that does not get complete who is missing: somebody opened the run on some ranks only."""
         while True:
-            await self._crew.incomplete_for(COMPLETE_WITHIN_S)
-            here = [worker.rank for worker in self._crew.workers]
-            first = self._crew.workers[0]
+            await self._trainers.incomplete_for(COMPLETE_WITHIN_S)
+            here = [trainer.rank for trainer in self._trainers.live]
+            first = self._trainers.live[0]
             missing = f"rank(s) {sorted(set(range(first.world_size)) - set(here))}"
             if first.local_world_size < first.world_size:
                 missing = f"{first.local_world_size - len(here)} other rank(s) of this machine"
-            for worker in self._crew.workers:
-                await worker.link.reply(
-                    worker.hello,
+            for trainer in self._trainers.live:
+                await trainer.link.reply(
+                    trainer.hello,
                     error=f"rank(s) {here} opened the run, {missing} did not within "
                     f"{COMPLETE_WITHIN_S:.0f} s: open surefoot.Run on every rank",
                     kind="UsageError",
                 )
-            await self._crew.gone()
+            await self._trainers.gone()
 
-    async def _open(self, workers: list[Worker]) -> None:
+    async def _open(self, trainers: list[Trainer]) -> None:
         await self._shipper.drop_incomplete()
-        await self._meet(workers, again=False)
-        beginning = await self._starter.begin(workers[0].world_size, lambda: self._refusal() is not None)
+        await self._meet(trainers, again=False)
+        beginning = await self._starter.begin(trainers[0].world_size, lambda: self._refusal() is not None)
         if beginning is None:
-            for worker in workers:
-                await worker.link.reply(worker.hello, **(self._refusal() or {}))
+            for trainer in trainers:
+                await trainer.link.reply(trainer.hello, **(self._refusal() or {}))
             return
         try:
             self._enter(beginning)
-            await self._hand_over(beginning, workers)
+            await self._hand_over(beginning, trainers)
         finally:
             release(beginning.image)
 
-    async def _meet(self, workers: list[Worker], *, again: bool) -> None:
-        first, ranks = workers[0], [worker.rank for worker in workers]
+    async def _meet(self, trainers: list[Trainer], *, again: bool) -> None:
+        first, ranks = trainers[0], [trainer.rank for trainer in trainers]
         nonce, meet = str(first.hello.get("round", "")), str(first.hello.get("meet", ""))
-        await self._fleet.enter(nonce, meet, ranks, first.world_size, again=again)
+        await self._membership.enter(nonce, meet, ranks, first.world_size, again=again)
 
     async def meet_again(self) -> None:
         """This agent replaces one whose trainers train on: take its place among the other nodes' agents."""
-        workers = self._crew.workers
+        trainers = self._trainers.live
         try:
-            await self._meet(workers, again=True)
+            await self._meet(trainers, again=True)
         except SurefootError as error:
             why = f"cannot take its place among the other nodes: {error}"
             self._journal.record("warning", what=why)
-            self._fleet.miss(why)
+            self._membership.miss(why)
             # Nothing that they train from here on could be saved.
-            self._journal.record("stopped", ranks=self._crew.stop_all(), why=why)
+            self._journal.record("stopped", ranks=self._trainers.stop_all(), why=why)
             return
-        self._relay.begin(self._situation.generation.number, len(workers))
+        self._relay.begin(self._status.generation.number, len(trainers))
         self._relay.tell()
 
     def _enter(self, beginning: Beginning) -> None:
@@ -143,15 +145,15 @@ class Opening:
             "generation",
             parent=generation.parent and generation.parent.step,
             world_size=generation.world_size,
-            workers=[worker.pid for worker in self._crew.workers],
+            trainers=[trainer.pid for trainer in self._trainers.live],
         )
-        self._situation.rebase(
+        self._status.rebase(
             image.source.at if image is not None else None, committed=image is not None and image.source.committed
         )
         self._void_history(list(image.held.parts) if image is not None and image.held is not None else [])
-        self._situation.enter(generation, image.source.at.step if image is not None else 0)
-        self._situation.forget_ranks(len(self._crew.workers))
-        self._relay.begin(generation.number, len(self._crew.workers))
+        self._status.enter(generation, image.source.at.step if image is not None else 0)
+        self._status.forget_ranks(len(self._trainers.live))
+        self._relay.begin(generation.number, len(self._trainers.live))
 
     def _void_history(self, kept: list[Held]) -> None:
         uploading = [
@@ -161,47 +163,47 @@ class Opening:
         ]
         self._memory.void_all_but([*kept, *uploading])
 
-    async def _hand_over(self, beginning: Beginning, workers: list[Worker]) -> None:
+    async def _hand_over(self, beginning: Beginning, trainers: list[Trainer]) -> None:
         began_s = boot_s()
         loop = asyncio.get_running_loop()
         loaded = []
-        for worker in workers:
-            worker.answers["loaded"] = loop.create_future()
-            loaded.append(worker.answers["loaded"])
-            await self._send_start(worker, beginning)
+        for trainer in trainers:
+            trainer.answers["loaded"] = loop.create_future()
+            loaded.append(trainer.answers["loaded"])
+            await self._send_start(trainer, beginning)
         answers = await asyncio.gather(*loaded, return_exceptions=True)
         # One rank's failure is every rank's, with the first cause as text, within moments and by no collective.
         mine = next((_problem(answer) for answer in answers if _problem(answer)), None)
-        brought = await self._fleet.gather(f"loaded {beginning.generation.number}", {"error": mine})
+        brought = await self._membership.gather(f"loaded {beginning.generation.number}", {"error": mine})
         errors = [str(one["error"]) for one in brought if one.get("error")]
-        for worker, answer in zip(workers, answers, strict=True):
+        for trainer, answer in zip(trainers, answers, strict=True):
             if isinstance(answer, dict):
-                await worker.link.reply(answer, **({"error": errors[0]} if errors else {"ok": True}))
+                await trainer.link.reply(answer, **({"error": errors[0]} if errors else {"ok": True}))
         if not errors:
             self._clock.restart()
             self._say_resumed(beginning, boot_s() - began_s)
 
     def _say_resumed(self, beginning: Beginning, load_s: float) -> None:
         image = beginning.image
-        before = self._situation.finished_before
+        before = self._status.finished_before
         self._journal.record(
             "resumed",
             from_step=image.source.at.step if image is not None else None,
             tier=image.source.place if image is not None else None,
-            redone_steps=None if before is None else max(0, before - self._situation.begun_at),
+            redone_steps=None if before is None else max(0, before - self._status.begun_at),
             phases={**beginning.phases, "load": round(load_s, 4)},
             reads=image.reads.to_json() if image is not None and image.reads is not None else None,
         )
 
-    async def _send_start(self, worker: Worker, beginning: Beginning) -> None:
+    async def _send_start(self, trainer: Trainer, beginning: Beginning) -> None:
         image = beginning.image
         start: Body | None = None
         if image is not None:
             for fetched in image.fetched:
                 place: Body = {"rank": fetched.rank, "offset": fetched.offset, "size": fetched.size_bytes}
                 place |= {"ranges": None if fetched.ranges is None else [list(one) for one in fetched.ranges]}
-                await worker.link.send({"op": "image", **place}, (fetched.fd,))
-            saved_rank = of_rank(image.plan, worker.rank)
+                await trainer.link.send({"op": "image", **place}, (fetched.fd,))
+            saved_rank = of_rank(image.plan, trainer.rank)
             start = {
                 "step": image.source.at.step,
                 "plan": image.plan.body,
@@ -209,12 +211,12 @@ class Opening:
                 "of_rank": saved_rank,
                 "place": image.source.place,
             }
-        await worker.link.reply(
-            worker.hello,
+        await trainer.link.reply(
+            trainer.hello,
             ok=True,
             run=self._run,
             generation=beginning.generation.number,
-            board=str(self._situation.board.path),
+            board=str(self._status.board.path),
             start=start,
         )
 

@@ -21,7 +21,7 @@ from surefoot.scenario.verdict import Recovery, Verdict, first_difference, judge
 
 _SKIPPED = {Kind.KILL_AGENT: "no such process", Kind.KILL_SUPERVISOR: "no such process"}
 _NOT_CARRIED_OUT = "not carried out here"
-_CARRIED_OUT = (Kind.EVICT, Kind.KILL_WORKER, Kind.KILL_ALL)
+_CARRIED_OUT = (Kind.EVICT, Kind.KILL_TRAINER, Kind.KILL_ALL)
 _MAX_RESTARTS = 10
 _PATIENCE_S = 120.0
 

@@ -23,7 +23,7 @@ def has_state(one: Any) -> bool:
     return all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def keeper_of(loader: Any) -> Any:
+def owner_of(loader: Any) -> Any:
     """What knows of itself where the loader stands: the loader, or its iterable data set; None if nobody does.
 
     A data set's state is of use only in this process: in workers it moves on, ahead of the training, in copies.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from surefoot.errors import ConfigError
-from surefoot.trainer.data.loader_state import decode_state, encode_state, has_state, keeper_of
+from surefoot.trainer.data.loader_state import decode_state, encode_state, has_state, owner_of
 from surefoot.trainer.data.sampler_state import SamplerState
 from surefoot.trainer.data.shield import Shielded, born_shielded, shield
 from surefoot.trainer.data.skipping import Skipping, install, starting_at
@@ -39,8 +39,8 @@ class Position:
         self._name = name
         self._loader = loader
         self._warn = warn
-        self._keeper = keeper_of(loader)
-        self._skipping = None if self._keeper is not None else install(loader)
+        self._owner = owner_of(loader)
+        self._skipping = None if self._owner is not None else install(loader)
         self._samplers = SamplerState(name, loader)
         self._num_workers = getattr(loader, "num_workers", 0)
         self._in_order = bool(getattr(loader, "in_order", True)) or not self._num_workers
@@ -54,7 +54,7 @@ class Position:
         self._start: Any = None
         """Random state when this epoch's order was drawn."""
         self._own: Any = None
-        """The keeper's state as of the last finished step."""
+        """The owner's state as of the last finished step."""
         self._over = False
         """The data set's iteration ended with the last finished step's batch: its state may be of the next epoch."""
         self._iterator: Any = None
@@ -72,13 +72,13 @@ class Position:
 
     def iterated_outside(self) -> None:
         """The script may iterate the loader by itself, until `batches` is called: its own state counts at any time."""
-        self._outside = self._keeper is not None
+        self._outside = self._owner is not None
 
     def state(self) -> dict[str, Any]:
         """Position as of the last finished step, encoded."""
         if self._outside:
             with rng.undisturbed():
-                own = encode_state(self._keeper, self._name)
+                own = encode_state(self._owner, self._name)
             return {"epoch": self.epoch, "consumed": self.consumed, "start": None, "own": own}
         if self._resumed is not None:
             return self._resumed
@@ -98,7 +98,7 @@ class Position:
         self._resumed = state
         if self._outside and "own" in state:
             with rng.undisturbed():
-                self._keeper.load_state_dict(decode_state(state["own"]))
+                self._owner.load_state_dict(decode_state(state["own"]))
 
     def batches(self) -> Iterator[Any]:
         """Batches for ever, epoch after epoch. A second call goes on where the last finished step left the first."""
@@ -126,8 +126,8 @@ class Position:
 
     def step_done(self) -> None:
         self.consumed += 1
-        if self._keeper is not None:
-            self._own = encode_state(self._keeper, self._name)
+        if self._owner is not None:
+            self._own = encode_state(self._owner, self._name)
             # A short last batch is made by reading to the end.
             self._over = bool(getattr(getattr(self._iterator, "_dataset_fetcher", None), "ended", False))
         elif not self._num_workers:
@@ -216,7 +216,7 @@ class Position:
         # Another number of ranks has other shares of the same batches.
         self._seen = deque(seen["marks"] if seen["ranks"] == self._ranks() else [], maxlen=_COMPARED)
         self._over = state.get("over", False)
-        if self._keeper is not None and self._own is not None:
+        if self._owner is not None and self._own is not None:
             return self._from_own_state()
         if self._start is None:
             return self._begin()
@@ -230,7 +230,7 @@ class Position:
 
     def _from_own_state(self) -> Iterator[Any]:
         with rng.undisturbed():
-            self._keeper.load_state_dict(decode_state(self._own))
+            self._owner.load_state_dict(decode_state(self._own))
             if not self._over:
                 if self.consumed and self.consumed == _length(self._loader):
                     # At its end it may go on with the next epoch by itself.
@@ -281,7 +281,7 @@ class Position:
                 f"{self._name}: with in_order=False nobody knows which batches a step count stands for, so a resumed "
                 "run may repeat some and leave out others; use in_order=True"
             )
-        if self._keeper is None and self._skipping is None and not isinstance(self._loader, list | tuple):
+        if self._owner is None and self._skipping is None and not isinstance(self._loader, list | tuple):
             self._warn(f"{self._name}: {self._why_read()}; {self._remedy()}")
 
     def _why_read(self) -> str:

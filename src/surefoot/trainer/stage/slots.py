@@ -125,18 +125,18 @@ class _Place:
 
 
 def _slot_places(plan: Plan, rank: int) -> list[_Place]:
-    """The leaves of the rank's image in its order, then those of the twins that it keeps."""
+    """The leaves of the rank's image in its order, then those of the replicas that it keeps."""
     places = _image_places(plan, rank, 0, own=True)
-    twins_start = round_up(plan.image(rank).size_bytes)
+    replicas_start = round_up(plan.image(rank).size_bytes)
     for other, start in areas(plan, rank).items():
-        places += _image_places(plan, other, twins_start + start, own=False)
+        places += _image_places(plan, other, replicas_start + start, own=False)
     return places
 
 
 def _image_places(plan: Plan, rank: int, start: int, *, own: bool) -> list[_Place]:
     item_of = {item.box.name: item for item in plan.kept_by(rank) if not item.frozen}
     found = [(item_of[box.name], box, offset) for box, offset in plan.image(rank).places]
-    # What another rank has for itself alone comes to its twin by another way.
+    # What another rank has for itself alone comes to its replica by another way.
     return [_Place(item.leaf, box, start + offset) for item, box, offset in found if own or item.spread != "local"]
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from surefoot.core.plan import Plan
 from surefoot.ipc.wire import Body
-from surefoot.trainer.data.loader_state import keeper_of
+from surefoot.trainer.data.loader_state import owner_of
 from surefoot.trainer.data.position import Position, shield
 from surefoot.trainer.frozen.frozen import Frozen
 from surefoot.trainer.frozen.leaves import Resting
@@ -169,7 +169,7 @@ class Registry:
 
     def _keep_own_position(self, name: str, loader: Any) -> None:
         # A loader that knows its place itself is kept even if the script iterates it without run.batches.
-        if keeper_of(loader) is not None:
+        if owner_of(loader) is not None:
             self._new_position(name, loader).iterated_outside()
 
     def _new_position(self, name: str, loader: Any) -> Position:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surefoot.agent.nodes.membership import Fleet
+from surefoot.agent.nodes.membership import Membership
 from surefoot.core.liveness import Bounds
 from surefoot.mesh.mesh import Mesh, MeshConfig
 from surefoot.tiers.disk import DiskTier
@@ -21,14 +21,14 @@ SOON = partial(Mesh, config=MeshConfig(bounds=Bounds(beat_s=0.05, stood_still_s=
 
 
 class Node:
-    """A fleet, and the tasks that belong to it."""
+    """A membership, and the tasks that belong to it."""
 
     def __init__(self, place: Path, name: str) -> None:
         self.said: list[str] = []
         self.dead: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
-        self.fleet = Fleet(DiskTier(place), "run-1", name, self.spawn, self.said.append, self.said.append)
-        self.fleet.on_dead = self.dead.append
+        self.membership = Membership(DiskTier(place), "run-1", name, self.spawn, self.said.append, self.said.append)
+        self.membership.on_dead = self.dead.append
 
     def spawn(self, work: Any) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
@@ -55,7 +55,9 @@ async def meeting(nodes: Sequence[Node], ranks: int) -> AsyncIterator[None]:
         async with asyncio.timeout(BOUND_S):
             await asyncio.gather(
                 *(
-                    node.fleet.enter(ROUND, "127.0.0.1", list(range(n * ranks, (n + 1) * ranks)), ranks * len(nodes))
+                    node.membership.enter(
+                        ROUND, "127.0.0.1", list(range(n * ranks, (n + 1) * ranks)), ranks * len(nodes)
+                    )
                     for n, node in enumerate(nodes)
                 )
             )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TRUST_S = 5.0
 
 
-class Books:
+class Records:
     """One agent's view of the store. Caches what can never change."""
 
     def __init__(self, world: World, node: Node) -> None:
