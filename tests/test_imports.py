@@ -168,7 +168,7 @@ _BAD = {
         ("ipc/a.py", "if 1:\n    import torch.cuda as c"),
         ("cli/a.py", "import importlib\nimportlib.import_module('torch')"),
     ],
-    "trainer never imports agent": [("trainer/a.py", "from surefoot.records.records import Records")],
+    "trainer never imports agent": [("trainer/a.py", "from surefoot.agent.status import Status")],
     "agent never imports trainer": [("agent/a.py", "from surefoot import trainer")],
     "tiers and notices know neither side": [
         ("tiers/a.py", "from ..agent import records"),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from surefoot.money import advisor
-
-from surefoot.money import catalogue
+from surefoot.money import advisor, catalogue
 from surefoot.money.closed_form import best_interval_s, expected, goodput
 from surefoot.money.job import Timing
 from surefoot.money.planner import Plan, result_named
