@@ -150,7 +150,7 @@ def _traces(plan: Plan) -> str:
     return f"""## The same job with evictions as in public traces
 
 No public trace has H100s; the newest GPU is the A100 of 2021. Each trace is replayed from random starts with its own
-clusters of losses; the job's 8 nodes are a random draw from the membership. No notice is used, so that only replicas help.
+clusters of losses; the job's 8 nodes are a random draw from the fleet. No notice is used, so that only replicas help.
 Goodput, simulated:
 
 {_markdown(head, rows)}
