@@ -228,7 +228,7 @@ def test_an_optimizer_in_a_wrapper_is_heard_or_copied_at_the_boundary(tmp_path: 
         if step == 4:
             assert (watched.boundary._taker.overlapped_bytes == 0) == (wrap is _Nothing)
         train(0, step)
-    with surefoot.Run(tmp_path / "run", interval_s=600, model=made[1], optimizer=optimizers[1]) as run:
+    with surefoot.Run(tmp_path / "run", stage=1, interval_s=600, model=made[1], optimizer=optimizers[1]) as run:
         assert run.step == 5
         for step in run.steps(7):
             train(1, step)
@@ -308,7 +308,7 @@ def test_a_copy_that_fails_is_heard_of_in_the_training(tmp_path: Path, monkeypat
     optimizer = torch.optim.AdamW(model.parameters())
     reached = []
     with pytest.raises(OSError, match="the memory is gone"):
-        with surefoot.Run(tmp_path / "run", interval_s=600, model=model, optimizer=optimizer) as run:
+        with surefoot.Run(tmp_path / "run", stage=1, interval_s=600, model=model, optimizer=optimizer) as run:
             for step in run.steps(9):
                 if step == 4:
                     assert run._session is not None

@@ -27,7 +27,8 @@ class Watched:
 
     def __init__(self, place: Path, **objects: Any) -> None:
         # One save at the beginning: an agent that is slow to let go of a second slot would have steps left out.
-        self.run = surefoot.Run(place, interval_s=600, **objects)
+        # Each step is looked for, also where a slow machine would leave some out.
+        self.run = surefoot.Run(place, interval_s=600, **{"stage": 1, **objects})
         self._truth: dict[int, dict[str, torch.Tensor]] = {}
         self.sealed: set[int] = set()
         self.changing: set[str] = set()

@@ -75,7 +75,7 @@ def test_cuda_stays_asleep() -> None:
     """Capture and restore without CUDA in use initialise nothing and ask no device for anything."""
     script = (
         "import torch\n"
-        "from surefoot.trainer import rng\n"
+        "from surefoot.trainer.state import rng\n"
         "def refuse(*_args): raise SystemExit('CUDA was asked')\n"
         "torch.cuda.init = torch.cuda._lazy_init = torch.cuda.device_count = torch.cuda.is_available = refuse\n"
         "torch.manual_seed(1)\n"
@@ -99,7 +99,7 @@ def test_cuda_s_generators_come_back() -> None:
     assert again == drawn
     script = (
         "import json, sys, torch\n"
-        "from surefoot.trainer import rng\n"
+        "from surefoot.trainer.state import rng\n"
         "torch.manual_seed(99)\n"
         "rng.restore(json.load(sys.stdin))\n"
         "print(torch.randn(4, device='cuda').tolist())\n"

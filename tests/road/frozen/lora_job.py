@@ -96,7 +96,8 @@ def main(options: dict[str, Any]) -> None:
         with Path(options["log"]).open("a") as log:
             log.write(json.dumps({"rank": rank, **line}) + "\n")
 
-    with surefoot.Run(options.get("to"), disk=options.get("disk", ()), grace_s=60.0, **objects) as run:
+    grace_s = None if "SUREFOOT_AGENT" in os.environ else 60.0  # `surefoot run` decides it there
+    with surefoot.Run(options.get("to"), disk=options.get("disk"), grace_s=grace_s, **objects) as run:
         say(
             pid=os.getpid(),
             begins=run.step,
