@@ -164,7 +164,7 @@ class Board:
         self._words[(local_rank + 1) * _WORDS + word] = value
 
     def set_others(self, generation: int, sealed: int, passed: int) -> None:
-        """What is known of the other nodes' ranks; steps, or -1."""
+        """Write the progress known of the other nodes' ranks: steps, or -1."""
         if self.node(NodeWord.OTHERS_GENERATION) != generation:
             self.set_node(NodeWord.OTHERS_SEALED, 0)
             self.set_node(NodeWord.OTHERS_PASSED, 0)

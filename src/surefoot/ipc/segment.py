@@ -290,8 +290,8 @@ def create_segment(
 ) -> Segment:
     """Reserve and describe a segment: a file in `directory`, or a sealed memfd where that mount is too small.
 
-    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. `replicas` says
-    whether there is room for those that the plan gives this rank to keep.
+    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. With `replicas`
+    there is room for those that the plan gives this rank to keep.
 
     Raises:
         ResourceError: neither has room.
@@ -344,7 +344,7 @@ def open_segment(fd: int, path: Path | None, *, populate: bool = False) -> Segme
         info = os.fstat(fd)
         what = str(path or "memfd")
         private = info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode) and info.st_nlink <= 1
-        # A memfd has no name by which others could open it; its mode says nothing.
+        # A memfd has no name by which others could open it, so its mode does not matter.
         if not private or (path is not None and info.st_mode & 0o077):
             raise CorruptError(f"{what}: not a segment of this user")
         if info.st_size < 2 * PAGE_BYTES:

@@ -47,7 +47,7 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
         process, answer = _try_spawn(config, end_s)
         if answer is not None:
             break
-        # An agent that was killed from outside is no reason why the next one should end; one that ends by itself
+        # An agent that was killed from outside does not show that the next one will end; one that ends by itself
         # will end again.
         if process.wait() != -signal.SIGKILL or boot_s() > end_s:
             raise AgentError("the agent ended before it was ready; its own output names the reason")

@@ -38,7 +38,7 @@ _DRAIN_WITHIN_S = 960.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
-    """What to run."""
+    """The script of a launch, and the processes and nodes on which it runs."""
 
     script: Sequence[str]
     """Script (or `-m module`) and its arguments."""
@@ -199,7 +199,7 @@ class Supervisor:
         if self._drained is not None:
             return
         served = boot_s() - self._agent_since_s >= _LIVED_S
-        # An agent that was killed from outside (by hand, for its memory) is no reason why the next one should end; one
+        # An agent that was killed from outside (by hand, for its memory) does not show that the next one will end; one
         # that ends by itself as soon as it has started will end again.
         if self._agent.returncode != -signal.SIGKILL:
             self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()] if not served else []

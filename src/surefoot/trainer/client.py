@@ -175,7 +175,7 @@ class AgentClient:
             try:
                 wire.send(sock, request, fds)
             except OSError:
-                # The watcher sees the end of the connection, and sends what is pending to the next agent.
+                # The watcher sees the end of the connection, and sends pending requests to the next agent.
                 return
 
     # ------------------------------------------------------------------ the watcher thread

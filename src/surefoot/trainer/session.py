@@ -95,7 +95,7 @@ class Session:
             raise
 
     def _meet(self) -> None:
-        """Ranks of several machines agree on a name of this round, by which their agents find each other."""
+        """Agree with the ranks of other machines on a name of this round, by which the agents find each other."""
         ranks = self._ranks
         self._agreement = LoneAgreement()
         self._round: Body = {}
@@ -216,7 +216,7 @@ class Session:
         return self._registry.position_of(loader)
 
     def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
-        """A step is finished. True if this is where all ranks stop, because they are being evicted."""
+        """Take a finished step. True if all ranks stop here, because they are being evicted."""
         assert self._boundary is not None
         stop = self._boundary.cross(step, saves, last=last)
         if not (stop and not last) and not self._boundary.in_flight:
@@ -224,7 +224,7 @@ class Session:
         return stop and not last
 
     def say_leftover(self, saves: list[Save]) -> None:
-        """Saves asked for after the last finished step have no step to be taken at."""
+        """Warn of saves that were asked for after the last finished step: there is no step at which to take them."""
         if saves:
             self._warn("save() was called, but no step finished after it: nothing was saved by it")
 
@@ -268,7 +268,7 @@ class Session:
         return leaving
 
     def _land(self, *, clean: bool) -> None:
-        """See a step that is being copied into its slot, and let go of the optimizers."""
+        """Finish a step that is being copied into its slot, and unhook the optimizers."""
         if self._boundary is None:
             return
         try:

@@ -32,11 +32,11 @@ class Trainer:
     link: Link
     hello: Body
     leaving: bool = False
-    """It said goodbye: its end is no loss."""
+    """True once it has said goodbye: its end is not a loss."""
     failed: bool = False
-    """It said goodbye because of an error of its own: the others cannot go on without it."""
+    """True if it said goodbye because of an error of its own: the others cannot go on without it."""
     left: bool = False
-    """It closed its connection after its goodbye; its process may live on and come again."""
+    """True once it closed its connection after its goodbye; its process may live on and connect again."""
     stopping: bool = False
     answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Trainers:
         return True
 
     async def idle_for(self, within_s: float) -> None:
-        """Return when there were trainers, and all have said goodbye and hung up, for that long."""
+        """Return once all trainers, of which there was at least one, have left and stayed away for that long."""
         while True:
             self.changed.clear()
             idle = bool(self._by_rank) and self.all_left

@@ -152,7 +152,7 @@ class Membership:
 
         Args:
             nonce: the round.
-            meet: a host name or address by which the others are reached; says which interface to listen on.
+            meet: a host name or address by which the others are reached; it determines the interface to listen on.
             ranks: global ranks of this node's trainers.
             world_size: ranks of all nodes.
             again: this agent replaces one that was in this round.

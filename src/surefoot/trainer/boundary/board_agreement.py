@@ -47,7 +47,7 @@ class BoardAgreement:
             self._over = True
             return Vector(free_slots=1)
         self._settled += 1
-        # Seldom: what ranks bring changes with a notice, a plan or a busy slot.
+        # Seldom: the ranks' vectors change with a notice, a plan or a busy slot.
         if brought != self._brought:
             self._brought, self._agreed = brought, merge(unpack(vector) for vector in brought)
             self._over = self._agreed.leaving

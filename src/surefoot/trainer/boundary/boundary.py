@@ -100,7 +100,7 @@ class Boundary:
         self._last_s = boot_s()
 
     def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
-        """A step is finished: take it, as all ranks agreed. True if they agreed to stop here."""
+        """Cross a boundary after a finished step: take it, if all ranks agreed to. True if they agreed to stop here."""
         now_s = boot_s()
         self._step_s = now_s - self._last_s
         self._steps_s.append(self._step_s)
@@ -146,7 +146,7 @@ class Boundary:
         return stager.segment.fd if stager is not None and stager.segment.fd >= 0 else None
 
     def pushed(self, body: Body) -> None:
-        """The agent asks for a slot to be kept, or lets one go."""
+        """Pin or unpin a slot, as the agent asks."""
         with self._exchanging:
             stager = self._stager
             if stager is not None and stager.plan.hash == body.get("plan"):
@@ -160,7 +160,7 @@ class Boundary:
             self._client.tell({"op": "granted", "slot": body["slot"], "seq": body["seq"], "ok": ok})
 
     def stage_late(self) -> None:
-        """The agent may have ordered a step that was not due."""
+        """Start a step that was not due, if the agent has ordered it."""
         self._taker.stage_late()
 
     def news(self) -> list[Body]:
@@ -197,7 +197,7 @@ class Boundary:
         stager = self._stager
         assert stager is not None
         if self._drift or len(record) > stager.segment.geometry.record_capacity:
-            # Only this rank knows: all plan again at the next boundary, and this step has no whole image.
+            # Only this rank knows of the change: all plan again at the next boundary, and this step has no whole image.
             self._drift = True
             self._page.set(RankWord.PASSED, step + 1)
             if todo.stage:
@@ -352,7 +352,7 @@ class Boundary:
 
 
 def _obey(stager: Stager, body: Body) -> bool:
-    """Keep a slot, or let one go. False if it moved on."""
+    """Pin a slot, or unpin it. False if it moved on."""
     if body.get("op") == "pin":
         return stager.pin(body["slot"], body["seq"])
     if body.get("op") == "unpin":

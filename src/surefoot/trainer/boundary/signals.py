@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 
 SIGTERM_BYTE = bytes([signal.SIGTERM])
-"""What `signal.set_wakeup_fd` writes for SIGTERM."""
+"""The byte that `signal.set_wakeup_fd` writes for SIGTERM."""
 
 
 class SigtermNotice:

@@ -326,7 +326,8 @@ class Frozen:
         contents.copy_out(fields.integer("start"), window[: fields.integer("bytes")])
 
     def _write(self, fields: Fields, window: memoryview) -> None:
-        """The pieces come in order; the agent sends the last one only if the whole is what was saved."""
+        """Write a piece. The pieces come in order; the agent sends the last one only if the whole has the saved
+        hash."""
         contents = self._offered[fields.integer("rank")]
         start, stop = fields.integer("start"), fields.integer("start") + fields.integer("bytes")
         leaves = {place.leaf for place in contents.places}

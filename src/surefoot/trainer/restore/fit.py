@@ -86,7 +86,7 @@ class Target:
 
     @property
     def is_as_saved(self) -> bool:
-        """True if it was saved in this very layout: nothing is to be put together, cut or wrapped otherwise."""
+        """True if it was saved in this same layout: nothing must be put together, cut, or wrapped differently."""
         if (self.model is not None) != (self.saved.sharded or self.saved.apart):
             return False
         return self.number is not None or self.is_empty

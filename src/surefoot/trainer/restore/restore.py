@@ -146,7 +146,7 @@ class _Views:
         return narrowed(box_view(self._memory[item.rank], item.box, image.offset + start), region)
 
     def _frozen(self, item: Item) -> torch.Tensor:
-        """The live tensor itself: it was compared with what was saved, or loaded, before this start was decided."""
+        """The live tensor itself: it was compared with the saved bytes, or loaded, before this start was decided."""
         live = self._live.get(item.leaf)
         if live is None:
             # The script no longer registers its object, so nothing looks at the tensor.
@@ -177,7 +177,7 @@ class _Loading:
         return made
 
     def wrapped(self, path: str, saved: Wrapped, live: Any) -> torch.Tensor:
-        """Copied into the live one, which is the result; where there is none, made anew."""
+        """The live wrapped tensor, with the inner tensors copied into it; a new one where there is none."""
         if not isinstance(live, torch.Tensor):
             return saved.build(path, {name: item.clone() for name, item in saved.inner.items()})
         saved.check(live, path)

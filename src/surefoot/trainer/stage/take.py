@@ -218,7 +218,7 @@ class Taker:
     # ------------------------------------------------------------------ the fence
 
     def _fence(self) -> None:
-        """An optimizer is about to change the state."""
+        """Fence an optimizer that is about to change the state."""
         started_s = boot_s()
         self._end_trial()
         self._pass()

@@ -191,7 +191,7 @@ class Flattener:
         self._names.update(segment.names)
 
     def flat(self, structure: str, last: LastSignature | None = None) -> Flat:
-        """The state of all trees that were taken in."""
+        """The state that all trees so far make up."""
         return Flat(self.tensors, self.values, structure, Signed(self.tensors, last or LastSignature()))
 
     def _append(self, name: str, tensor: torch.Tensor, spread: Spread, place: Place | None, number: int) -> None:
@@ -300,7 +300,7 @@ TensorOf = Callable[[str, Sequence[int] | None], Any]
 
 
 def unflatten(structure: str, tensor_of: TensorOf, values: Sequence[Any]) -> dict[str, Any]:
-    """The trees back, with values decoded anew, and `Wrapped` in the place of each wrapped tensor.
+    """Rebuild the trees, with their values decoded, and `Wrapped` in the place of each wrapped tensor.
 
     Raises:
         CorruptError: structure and values do not fit.

@@ -29,7 +29,7 @@ class Kept(Protocol):
     optimizer knows better (its groups' learning rates), so optimizers come last."""
     turn: int
     """Walked in this order: modules, optimizers, tensors, others. Modules first, because FSDP2 puts its sharded
-    parameters back in place when a module's state is asked for; what has no proof comes last."""
+    parameters back in place when a module's state is asked for; objects without a proof come last."""
 
     def tree(self) -> Any:
         """Its state as nested containers of tensors and plain values; tensors alias the live ones."""
@@ -47,7 +47,7 @@ class Kept(Protocol):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel and torch.compile, in whatever order they were put around it."""
+    """The module inside DistributedDataParallel and torch.compile, in any order of the two."""
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
@@ -119,8 +119,8 @@ class KeptModule:
             raise ConfigError(f"{self._name}: its load_state_dict() did not take {wrong[:5]} (first five)")
 
     def _own(self, tree: dict[str, Any], before: list[torch.Tensor]) -> None:
-        # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory. What it
-        # had before is its own: a frozen tensor is given back to it as it stands.
+        # A module that keeps the tensors it is given (own hooks, assign=True) would hold views of read-only memory. Its
+        # earlier tensors are its own: a frozen tensor is given back to it as it stands.
         whole = [value for value in tree.values() if isinstance(value, torch.Tensor) and local_of(value) is value]
         given = {value.data_ptr() for value in whole if value.numel()}
         given -= {local_of(value).data_ptr() for value in before}

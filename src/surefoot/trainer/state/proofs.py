@@ -260,7 +260,7 @@ def _specs(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _lie(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """How each tensor lies in memory: a walk tells ties by it."""
+    """How each tensor lies in memory: a walk finds ties by it."""
     addresses = list(map(_Base.data_ptr, tensors))
     if 0 in addresses:
         # An empty tensor's memory may be there all the same.

@@ -29,7 +29,7 @@ class Place:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this rank itself has of a tensor, aliasing it."""
+    """This rank's own part of a tensor, aliasing it."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
