@@ -231,7 +231,7 @@ class Session:
     # ------------------------------------------------------------------ leaving
 
     def make_safe(self, step: int) -> None:
-        """All steps are done: wait until the last one is durable.
+        """Wait until the last step is durable, after all are done.
 
         Raises:
             SurefootError: it cannot be made durable.

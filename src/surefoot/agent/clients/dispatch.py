@@ -81,7 +81,7 @@ class Dispatch:
         self._recorded_sealed_s = 0.0
         self._supervisor: Link | None = None
         self.supervisor_done = asyncio.Event()
-        """Wait until the supervisor reports that its launch is over, or dies."""
+        """Set once the supervisor has reported that its launch is over, or has died."""
         self._trainer_operations: dict[str, Callable[[Trainer, Body], Awaitable[None]]] = {
             "sealed": self._sealed,
             "dropped": self._dropped,
@@ -152,12 +152,11 @@ class Dispatch:
         self._supervisor = link
         await link.send({"ok": True})
         while (frame := await link.receive()) is not None:
-            await self._supervisor_says(link, frame[0])
+            await self._receive_from_supervisor(link, frame[0])
         self._supervisor = None
 
     async def supervisor_lost(self) -> None:
-        """The supervisor died, before or after it connected: the job is over here, and nothing may train without
-        it."""
+        """End the job here: the supervisor died, before or after it connected, and nothing may train without it."""
         if self.supervisor_done.is_set():
             return
         # The next launch of the run waits for this agent's end.
@@ -168,7 +167,7 @@ class Dispatch:
         await self._trainers.gone(5.0)
         self.supervisor_done.set()
 
-    async def _supervisor_says(self, link: Link, body: Body) -> None:
+    async def _receive_from_supervisor(self, link: Link, body: Body) -> None:
         operation = body.get("op")
         if operation == "notice":
             fields = Fields(body, "notice")

@@ -160,7 +160,7 @@ class FrozenSaver:
                 if trigger == "periodic":
                     return f"{file.key} is still being saved"
                 if trigger not in ("emergency", "agent"):
-                    await self._bring(self._trainers.of_rank(rank), file)
+                    await self._save_durably(self._trainers.of_rank(rank), file)
                     continue
                 what = f"step {images.at.step} is committed before {file.key} is saved: it can be resumed only by a "
                 self._journal.record("warning", what=f"{what}script that makes the same frozen tensors by itself")
@@ -171,7 +171,7 @@ class FrozenSaver:
         attempt = 0
         while True:
             try:
-                await self._bring(trainer, file)
+                await self._save_durably(trainer, file)
                 break
             except CorruptError as error:
                 # The trainer hashes again, and gives up the changed leaves or announces the file anew.
@@ -198,7 +198,7 @@ class FrozenSaver:
             if not trainer.leaving:
                 self._failed(file, "disk", error, 1)
 
-    async def _bring(self, trainer: Trainer | None, file: FrozenFile) -> None:
+    async def _save_durably(self, trainer: Trainer | None, file: FrozenFile) -> None:
         if trainer is None:
             raise TierError(f"{file.key} is not saved, and the trainer that has it is gone")
         async with self._one_of_rank[trainer.rank]:

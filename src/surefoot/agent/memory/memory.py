@@ -69,7 +69,7 @@ class ImageSet:
     at: StepId
     plan: str
     parts: tuple[Held, ...]
-    """In rank order."""
+    """The images in rank order."""
 
     @property
     def size_bytes(self) -> int:

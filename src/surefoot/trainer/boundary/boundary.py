@@ -134,7 +134,7 @@ class Boundary:
 
     @property
     def in_flight(self) -> bool:
-        """A step is being copied behind the training."""
+        """True while a step is copied behind the training."""
         return self._taker.in_flight
 
     # ------------------------------------------------------------------ called by the watcher thread
@@ -257,7 +257,7 @@ class Boundary:
         self._warn(f"step {step} is not staged: {why}; from here on it is copied before the next step begins")
 
     def _slot(self, stager: Stager, must: bool) -> int:
-        """A slot to fill. Waits, as the strict fence demands, until every rank has sealed what came before."""
+        """A slot to fill. Waits, as the strict fence demands, until every rank has sealed the earlier steps."""
         asked = False
         while True:
             slot = stager.take(self._page.sealed_on_all(self._generation))

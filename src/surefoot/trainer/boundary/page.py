@@ -66,11 +66,11 @@ class Page:
         return self.board.passed_on_all(generation, self.ranks.local_world_size)
 
     def must_stage_late(self, step: int) -> bool:
-        """The agent wants this step, which was not due, in memory."""
+        """True if the agent wants this step, which was not due, in memory."""
         return self._held and self.board.node(NodeWord.LATE_TARGET) == step + 1
 
     def must_stay(self, step: int) -> bool:
-        """The agent has ordered not to go beyond a step, and it is not known to be a later one than `step`."""
+        """True if the agent has ordered not to go beyond a step, and that step is not known to be later than `step`."""
         return self._held and self.board.node(NodeWord.LATE_TARGET) <= step + 1
 
     @property
@@ -78,7 +78,7 @@ class Page:
         return self.board.rank(self.ranks.local_rank, RankWord.HOLD) == self._incarnation
 
     def must_end(self) -> bool:
-        """The agent's stop word names this incarnation."""
+        """True if the agent's stop word names this incarnation."""
         return self.board.rank(self.ranks.local_rank, RankWord.STOP) == self._incarnation
 
     def end_code(self) -> int:

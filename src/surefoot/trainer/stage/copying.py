@@ -76,7 +76,7 @@ class HostLane:
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
         del pairs
         self._copy_what_is_left()
-        # The other thread may still be copying the last group that it took.
+        # The training thread may still be copying the last group that it took, in `help`.
         with self._helping:
             if witness is not None:
                 witness.compare(HOST)

@@ -76,7 +76,7 @@ class Overlap:
         return split
 
     def demote(self, number: int) -> tuple[str, bool]:
-        """A leaf changed before its optimizer's step: from here on it is a boundary leaf.
+        """Make a leaf that changed before its optimizer's step a boundary leaf from here on.
 
         Returns its name, and whether that was known.
         """

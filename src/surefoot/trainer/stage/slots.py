@@ -86,7 +86,7 @@ class Stager:
             self._open.discard(slot)
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep a slot for the agent. False if it moved on."""
+        """Pin a slot for the agent. False if it moved on."""
         with self._lock:
             if self.segment.seq(slot) != seq:
                 return False

@@ -55,7 +55,7 @@ class Flight:
     def __init__(self, order: Order, pairs: Sequence[Pair], lane: Lane, split: Split, witness: Witness | None) -> None:
         self.order = order
         self.pairs = pairs
-        """Held until the copy is complete: memory that is given back could be handed to something else."""
+        """Held until the copy is complete: memory that is freed earlier could be reused."""
         self.lane = lane
         self.split = split
         self.witness = witness
@@ -114,7 +114,7 @@ class Taker:
         """Overlapped bytes of the step taken last."""
         self._waited_s = 0.0
         self._tried: Split | None = None
-        """On trial since the last boundary."""
+        """The split that has been on trial since the last boundary."""
 
     # ------------------------------------------------------------------ the training thread
 
@@ -123,7 +123,7 @@ class Taker:
         self._fences.watch(optimizers)
 
     def plan(self, names: Sequence[str], memory: torch.Tensor) -> None:
-        """A new plan: the names of a slot's leaves, in its order, and the memory in which the slots lie."""
+        """Take a new plan: the names of a slot's leaves, in its order, and the memory in which the slots lie."""
         self._overlap = Overlap(names, self._changing)
         if self._registered is not None:
             unregister(self._registered)
@@ -160,7 +160,7 @@ class Taker:
         """
         split = self._overlap.split(pairs, self._fired if self._may_overlap else ())
         self._begin_trial(split)
-        # A step that leaves memory is copied at the boundary until every leaf has been seen to stand still.
+        # A step that is to be shipped is copied at the boundary until every leaf has been seen to stand still.
         if at_once or (order.leaves_memory and not split.trial.passed):
             split = self._overlap.split(pairs, ())
         self.overlapped_bytes = split.size_bytes
@@ -174,7 +174,7 @@ class Taker:
         elif split.overlapped or split.devices:
             self._start(flight)
         else:
-            self._bring(flight)
+            self._complete(flight)
             flight.finish()
         if due and at_once:
             self.finish()
@@ -292,9 +292,9 @@ class Taker:
     def _start(self, flight: Flight) -> None:
         flight.lane.offer(flight.overlapped())
         self._flights.append(flight)
-        self._copier.submit(lambda: self._bring(flight))
+        self._copier.submit(lambda: self._complete(flight))
 
-    def _bring(self, flight: Flight) -> None:
+    def _complete(self, flight: Flight) -> None:
         """Copy the remaining leaves, check whether they stood still, and seal or drop the step."""
         try:
             flight.lane.behind(flight.overlapped(), flight.witness)

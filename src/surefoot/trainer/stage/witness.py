@@ -120,7 +120,7 @@ def sum_blocks(blocks: Sequence[Block]) -> list[Summed]:
 
 
 class Trial:
-    """Whether leaves stand still from each boundary to the fence after it. All in the training thread."""
+    """Finds out whether leaves stand still from each boundary to the fence after it. All in the training thread."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         self._leaves = leaves
@@ -133,7 +133,7 @@ class Trial:
         """True once every byte was looked at, and stood still."""
 
     def begin(self) -> None:
-        """At a boundary."""
+        """At a boundary: sum the next blocks."""
         self.summed = sum_blocks(self._blocks.next(self._leaves))
 
     def end(self) -> None:
