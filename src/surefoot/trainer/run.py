@@ -93,7 +93,7 @@ class Run:
         if self._session is None:
             return
         if kind is None:
-            self._session.say_leftover(self._saves)
+            self._session.warn_of_leftover(self._saves)
         self._close(clean=kind is None)
 
     def close(self) -> None:

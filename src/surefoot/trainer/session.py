@@ -223,7 +223,7 @@ class Session:
             self._own_page.phase(Phase.TRAINING)
         return stop and not last
 
-    def say_leftover(self, saves: list[Save]) -> None:
+    def warn_of_leftover(self, saves: list[Save]) -> None:
         """Warn of saves that were asked for after the last finished step: there is no step at which to take them."""
         if saves:
             self._warn("save() was called, but no step finished after it: nothing was saved by it")
