@@ -1,8 +1,8 @@
 """Checks: before an image that must be whole every rank asks whether all must plan again; all get the same answer.
 
-An image that some ranks only want to take (a save() that the others do not call) would be waited for without a word.
-So who has not come is asked of the nodes that lack ranks, said once, and answered as an error where it is certain that
-they never will.
+If only some ranks want to take an image (a save() that the others do not call), they would wait for it silently. So
+each node asks the nodes that lack ranks which ranks have not come, logs that once, and answers its own ranks with an
+error once it is certain that the missing ranks never will.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from surefoot.ipc.board import RankWord
 from surefoot.ipc.wire import Body
 
 _LOOK_EVERY_S = 4.0
-"""Also how long the ranks that have come wait before it is spoken of."""
-_TELL_WITHIN_S = 2.0
+"""Also how long the ranks that have come wait before the log reports it."""
+_ANSWER_WITHIN_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,8 @@ class _Check:
     step: int
     began_s: float
     asked: dict[int, tuple[Trainer, Body]] = field(default_factory=dict)
-    """By rank."""
-    told: bool = False
+    """The ranks that have come, each with its request."""
+    logged: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -48,18 +48,18 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """Who has not come."""
+    """The ranks that have not come."""
 
     ranks: dict[str, list[int]]
-    """By node."""
+    """All of them, by node."""
     past: dict[str, list[int]]
-    """Those of them that went on without it."""
+    """Those of them that went on without the image."""
     silent: list[str]
-    """Nodes that do not say."""
+    """Nodes that do not answer."""
 
 
 class Checks:
-    """One node's part."""
+    """One node's part of the checks."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class Checks:
         self._journal = journal
         self._spawn = spawn
         self._open: _Check | None = None
-        """Some ranks of this node have come to it, and some have not."""
+        """The check to which some ranks of this node have come, and some have not."""
         self._whole = ""
-        """The last one to which all of them have."""
+        """The last check to which all of them have come."""
         self._reports: dict[int, StepId] = {}
         """By rank: the last step at whose end it reported for a plan."""
-        membership.answer("absent", self._tell_absent)
+        membership.answer("absent", self._answer_absent)
 
     async def ask(self, trainer: Trainer, body: Body) -> None:
-        """A rank has come. With this node's last one the other nodes are waited for, and all are answered."""
+        """Take a rank's question. After this node's last rank, wait for the other nodes, and answer all ranks."""
         if self._open is None:
             step = Fields(body, "check").integer("step")
             self._open = _Check(self._status.generation.number, step, boot_s())
@@ -95,11 +95,11 @@ class Checks:
             self._spawn(self._answer(check))
 
     def reported(self, trainer: Trainer, body: Body) -> None:
-        """A rank reports for a plan: at that step's end it asks nothing any more."""
+        """Note that a rank reports for a plan: at that step's end it asks nothing any more."""
         self._reports[trainer.rank] = StepId.of(Fields(body, "report"))
 
     def forget(self) -> None:
-        """This node's ranks are gone."""
+        """Drop all questions: this node's ranks are gone."""
         self._reports.clear()
         if self._open is not None:
             self._open.over.set()
@@ -110,7 +110,7 @@ class Checks:
         try:
             brought = await self._membership.gather(check.what, {"drift": drift})
             answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
-            if check.told:
+            if check.logged:
                 self._journal.record("save_goes_on", step=check.step, seconds=round(boot_s() - check.began_s, 1))
         except AgentError as error:
             answer = {"error": str(error), "kind": "AgentError"}
@@ -133,8 +133,8 @@ class Checks:
         absent = await self._absent(check)
         if check.over.is_set():
             return
-        if not check.told and (absent.ranks or absent.silent):
-            check.told = True
+        if not check.logged and (absent.ranks or absent.silent):
+            check.logged = True
             self._journal.record(
                 "save_waits",
                 step=check.step,
@@ -160,10 +160,10 @@ class Checks:
     async def _ask(self, node: str, check: _Check) -> list[tuple[int, bool]] | None:
         question = {"op": "absent", "generation": check.generation, "step": check.step}
         try:
-            answer = Fields(await self._membership.ask(node, question, _TELL_WITHIN_S), "absent")
+            answer = Fields(await self._membership.ask(node, question, _ANSWER_WITHIN_S), "absent")
             return [(int(rank), bool(past)) for rank, past in answer.items("ranks")]
         except SurefootError:
-            # Named as one that does not say.
+            # The log names this node as one that does not answer.
             return None
 
     @staticmethod
@@ -175,7 +175,7 @@ class Checks:
             if past:
                 found.past.setdefault(node, []).append(rank)
 
-    async def _tell_absent(self, _node: str, body: Body) -> Body:
+    async def _answer_absent(self, _node: str, body: Body) -> Body:
         fields = Fields(body, "absent")
         return {"ranks": [list(one) for one in self._absent_here(fields.integer("generation"), fields.integer("step"))]}
 
@@ -183,7 +183,7 @@ class Checks:
         """Ranks of this node that have not come to that step's check, and whether they are past it."""
         status = self._status
         if not status.has_generation or status.generation.number != generation:
-            raise AgentError("in another generation")
+            raise AgentError("this node is in another generation")
         what = f"check {generation} {step}"
         if what == self._whole:
             return []
@@ -192,7 +192,7 @@ class Checks:
         return [(trainer.rank, self._is_past(trainer, generation, step)) for trainer in absent]
 
     def _is_past(self, trainer: Trainer, generation: int, step: int) -> bool:
-        """It took the step without asking, finished a later one, or left: it will never ask."""
+        """True if the rank took the step without asking, finished a later one, or left: it will never ask."""
         reported = self._reports.get(trainer.rank)
         if reported is not None and reported.generation == generation and reported.step >= step:
             return True
@@ -205,6 +205,6 @@ class Checks:
 def _why(rank: int, step: int, past: dict[str, list[int]]) -> str:
     who = "; ".join(f"rank(s) {spans(ranks)} of node {node}" for node, ranks in past.items())
     return (
-        f"rank {rank} takes step {step} (save(), or its last step), and {who} went on without: "
+        f"rank {rank} takes step {step} (save(), or its last step), and {who} went on without it: "
         "call save() on every rank, and give every rank the same total"
     )
