@@ -16,7 +16,7 @@ from surefoot.inspect.readable import leaves, readable
 from surefoot.inspect.survey import Survey
 
 _NOT_VALUES = ("step", "generation", "rank", "world_size", "trigger", "tag", "metrics", "values", "frozen")
-"""Fields of a record that are said elsewhere, and the values, which the plan's structure names."""
+"""Fields of a record that are shown elsewhere, and the values, which the plan's structure names."""
 
 
 @dataclass(frozen=True, slots=True)
