@@ -19,8 +19,8 @@ demo: install
 	$(BIN)/surefoot demo
 
 lint: install
-	$(BIN)/ruff check src tests examples benchmarks docs/worked_example
-	$(BIN)/ruff format --check src tests examples benchmarks docs/worked_example
+	$(BIN)/ruff check src tests examples benchmarks docs/builders/worked_example
+	$(BIN)/ruff format --check src tests examples benchmarks docs/builders/worked_example
 	$(BIN)/mypy src/surefoot benchmarks
 
 # Tests that start no trainers and wait for nothing.

@@ -69,7 +69,7 @@ def test_the_readme_s_example_trains_and_then_has_nothing_to_do(tmp_path: Path, 
 
 def test_the_loops_of_the_saving_page_all_finish(tmp_path: Path, reader: Reader) -> None:
     """The page's three loops, with bodies that train, end at the same step with the same weights."""
-    (loops,) = _python_blocks(_ROOT / "docs/saving.md")
+    (loops,) = _python_blocks(_ROOT / "docs/guides/saving.md")
     assert loops.count("for step") == 2
     assert "run.step_done(last=done == total)" in loops
     script = """
@@ -106,7 +106,7 @@ assert weights[0] == weights[1] == weights[2], weights
 
 def test_the_examples_of_the_exact_resume_page(tmp_path: Path, reader: Reader) -> None:
     """Each script of the page runs as it stands, and says what the page promises; run again it has nothing to do."""
-    across, stream, check = _python_blocks(_ROOT / "docs/exact-resume.md")
+    across, stream, check = _python_blocks(_ROOT / "docs/guides/exact-resume.md")
     for _ in range(2):
         assert reader.runs(across) == "finished True\n"
         # 20 batches of 8 from 1 to 50, the seventh of each epoch short.
@@ -116,7 +116,7 @@ def test_the_examples_of_the_exact_resume_page(tmp_path: Path, reader: Reader) -
 
 def test_the_example_of_the_resharding_page(tmp_path: Path, reader: Reader) -> None:
     """One rank begins, two go on from its very values."""
-    (example,) = _python_blocks(_ROOT / "docs/resharding.md")
+    (example,) = _python_blocks(_ROOT / "docs/guides/resharding.md")
     first = reader.runs(example, ranks=1).split()
     second = reader.runs(example, ranks=2).split()
     assert (first[0], second[0]) == ("5", "10")
@@ -126,7 +126,7 @@ def test_the_example_of_the_resharding_page(tmp_path: Path, reader: Reader) -> N
 
 def test_every_page_that_a_document_points_to_is_there() -> None:
     """No dead link between documents."""
-    for document in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]:
+    for document in [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} points to {target}"
 

@@ -11,7 +11,7 @@ from money_samples import brief_request
 from surefoot.money.planner import Plan, make_plan
 from surefoot.money.request import Request
 
-sys.path.append(str(Path(__file__).parents[2] / "docs/worked_example"))
+sys.path.append(str(Path(__file__).parents[2] / "docs/builders/worked_example"))
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def test_the_figures_that_matter(brief_plan: Plan) -> None:
 
 def test_the_page_in_docs_is_what_its_script_writes(brief_plan: Plan) -> None:
     """Answer, figures, formulas, money, assumptions, word for word; the replays of traces are too slow here."""
-    written = (DOCS / "worked-example.md").read_text()
+    written = (DOCS / "builders" / "worked-example.md").read_text()
     for part in (worked._intro, worked._answer, worked._figures, worked._simple, worked._money, worked._assumed):
         assert part(brief_plan) in written, part.__name__
     assert re.search(r"\| A100, Google Cloud us-east1-b.*\| 10\.1 h \|", written)
@@ -63,7 +63,7 @@ def test_the_page_in_docs_is_what_its_script_writes(brief_plan: Plan) -> None:
 
 def test_the_money_page_tells_of_every_command_and_file() -> None:
     """Commands, the extension points, the phases and the limits of the model."""
-    text = (DOCS / "money.md").read_text()
+    text = (DOCS / "guides" / "money.md").read_text()
     for words in (
         "surefoot plan",
         "surefoot prices",

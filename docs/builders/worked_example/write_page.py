@@ -1,4 +1,4 @@
-"""The worked example as a page of Markdown; run as a script, writes `docs/worked-example.md`."""
+"""The worked example as a page of Markdown; run as a script, writes `docs/builders/worked-example.md`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def worked_example(plan: Plan) -> str:
 def _intro(plan: Plan) -> str:
     return f"""# The worked example: 70B parameters on 64 spot H100
 
-Written by `python docs/worked_example/write_page.py` from the plan of `surefoot plan --example brief` (seed
+Written by `python docs/builders/worked_example/write_page.py` from the plan of `surefoot plan --example brief` (seed
 {plan.request.seed}, {plan.request.runs} simulated runs of each scheme); do not edit by hand. "The brief" is the pair of
 articles that this project set out from; its premises are inputs here, its conclusions are computed again. How the
 figures are made: [money.md](money.md). A forecast, not a bill, and nothing here was measured on a GPU.
