@@ -81,6 +81,9 @@ class Checks:
         self._reports: dict[int, StepId] = {}
         """By rank: the last step at whose end it reported for a plan."""
         membership.answer("absent", self._tell_absent)
+        trainers.hear("check", self.ask)
+        trainers.hear("report", self.reported)
+        trainers.when_all_gone(self.forget)
 
     async def ask(self, trainer: Trainer, body: Body) -> None:
         """A rank has come. With this node's last one the other nodes are waited for, and all are answered."""
@@ -94,7 +97,7 @@ class Checks:
             self._open, self._whole = None, check.what
             self._spawn(self._answer(check))
 
-    def reported(self, trainer: Trainer, body: Body) -> None:
+    async def reported(self, trainer: Trainer, body: Body) -> None:
         """A rank reports for a plan: at that step's end it asks nothing any more."""
         self._reports[trainer.rank] = StepId.of(Fields(body, "report"))
 
