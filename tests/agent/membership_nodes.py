@@ -28,7 +28,7 @@ class Node:
         self.dead: list[str] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.membership = Membership(DiskTier(place), "run-1", name, self.spawn, self.said.append, self.said.append)
-        self.membership.on_dead = self.dead.append
+        self.membership.when_dead(self.dead.append)
 
     def spawn(self, work: Any) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))

@@ -49,7 +49,7 @@ class Site:
         self.journal = Journal("run-1", "launch", name, tier, self._file.open("a", buffering=1), self._file)
         self.membership = Membership(tier, "run-1", name, self._spawn, print, print)
         self.board = Board.create(place / f"{name}-board", len(ranks))
-        self.trainers = Trainers(self.board, lambda: None, lambda _worker: None)
+        self.trainers = Trainers(self.board)
         status = Status(self.board, self.journal)
         status.enter(Generation(1, "launch", None, world_size, name, 0.0), 0)
         self.checks = Checks(self.membership, self.trainers, status, self.journal, self._spawn)
@@ -202,8 +202,8 @@ def test_a_rank_that_reports_does_not_come(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with _sites(tmp_path, a=[0], b=[1, 2]) as (a, b):
-            b.checks.reported(b.workers[1], {"step": 9, "generation": 7})
-            b.checks.reported(b.workers[2], {"step": _STEP, "generation": 1})
+            await b.checks.reported(b.workers[1], {"step": 9, "generation": 7})
+            await b.checks.reported(b.workers[2], {"step": _STEP, "generation": 1})
             await a.ask(0)
             assert "and rank(s) 2 of node b went on without" in (await a.answer(0))["error"]
             assert a.told() == [_waits([0], {"b": [1, 2]})]

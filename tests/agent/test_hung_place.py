@@ -42,7 +42,7 @@ def test_a_dead_node_is_found_dead_though_the_store_hangs(s3_env: S3Server, monk
             Membership(open_tier(s3_env.url("hung-place")), "run-1", name, lambda w, n=name: spawn(n, w), print, print)  # type: ignore[misc]
             for name in tasks
         )
-        a.on_dead = dead.append
+        a.when_dead(dead.append)
         await asyncio.gather(*(one.enter("round-0001", "127.0.0.1", [rank], 2) for rank, one in enumerate((a, b))))
         s3_env.pause()
         try:

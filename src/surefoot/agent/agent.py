@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from surefoot.agent.clients.checks import Checks
+from surefoot.agent.clients.commands import Commands
 from surefoot.agent.clients.dispatch import Dispatch
+from surefoot.agent.clients.leaving import Leaving
 from surefoot.agent.clients.pins import Pins
 from surefoot.agent.clients.server import Server
-from surefoot.agent.clients.trainers import Trainer, Trainers
+from surefoot.agent.clients.supervisor import Supervisor
+from surefoot.agent.clients.trainers import Trainers
 from surefoot.agent.evict.eviction import Eviction
 from surefoot.agent.evict.newest import NewestInMemory
 from surefoot.agent.frozen.files import FrozenFiles
@@ -21,6 +24,7 @@ from surefoot.agent.memory.hasher import Hasher
 from surefoot.agent.memory.memory import Memory
 from surefoot.agent.memory.planning import Planner
 from surefoot.agent.memory.replicas import Replicas
+from surefoot.agent.node import Node
 from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.nodes.peer_drives import PeerDrives
 from surefoot.agent.nodes.peers import Peers
@@ -30,19 +34,17 @@ from surefoot.agent.save.commits import Commits
 from surefoot.agent.save.pacer import Pacer
 from surefoot.agent.save.pipeline import Pipeline
 from surefoot.agent.save.retention import Retention
+from surefoot.agent.save.sealing import Sealing
 from surefoot.agent.save.shipping import Shipper
 from surefoot.agent.start.choosing import Starter
 from surefoot.agent.start.loading import Loader
 from surefoot.agent.start.needs import NeedsOfTrainers
 from surefoot.agent.start.opening import Opening
 from surefoot.agent.status import Status
-from surefoot.core.documents import Fields
-from surefoot.core.plan import Plan
 from surefoot.exits import EVICTED, EVICTED_UNSAVED, FINISHED, SUPERSEDED
-from surefoot.host.clock import boot_s, wall_s
-from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
+from surefoot.host.clock import boot_s
+from surefoot.ipc.board import Board, NodeWord, Phase
 from surefoot.ipc.home import Home
-from surefoot.ipc.wire import Body
 from surefoot.launch.config import AgentConfig
 from surefoot.notices.base import NoticeSource
 from surefoot.notices.file import FileNotice
@@ -76,103 +78,55 @@ class Agent:
         self._records = records
         self._disks = disks
         self._journal = journal
+        self._tasks = tasks = asyncio.TaskGroup()
+
+        # Who is here and what is known.
         self._status = Status(board, journal)
         self._memory = Memory(home, self._bad_memory)
-        self._membership = Membership(records.tier, home.run, _node_name(config), self.spawn, self._say, self._note)
-        self._membership.on_dead = self._node_dead
-        self._membership.hear("stop", self._hear_stop)
-        self._relay = Relay(self._membership, board)
-        self._trainers = Trainers(board, lambda: self._opening.trainers_complete(), self._trainer_gone)
-        self._pins = Pins(self._trainers)
+        spawn = tasks.create_task
+        self._membership = Membership(records.tier, home.run, _node_name(config), spawn, self._say, self._note)
+        self._trainers = Trainers(board)
+        node = Node(self._membership, self._trainers, self._memory, self._status, journal, tasks)
+        relay = Relay(self._membership, board)
+        pins = Pins(self._trainers)
+        self._replicas = Replicas(home, self._membership, self._memory, self._say)
+        peers = Peers(self._membership, self._memory, self._replicas)
+
+        # What leaves this node.
         pacer = Pacer(config.cadence.max_bytes_per_s)
         pipeline = Pipeline(records, disks, pacer, self._status.set_phase)
         frozen_files = FrozenFiles(records, disks, journal)
-        self._frozen = FrozenSaver(self._trainers, frozen_files, pacer, journal, self.spawn)
-        needs = NeedsOfTrainers(self._trainers)
+        frozen = FrozenSaver(node, frozen_files, pacer)
         retention = Retention(records, disks, frozen_files, journal)
-        self._replicas = Replicas(home, self._membership, self._memory, self._say)
-        peers = Peers(self._membership, self._memory, self._replicas)
         commits = Commits(self._membership, records, pipeline)
-        self._clock = SaveClock(self._membership, self._frozen, board, journal, config.cadence)
-        self._shipper = Shipper(
-            self._membership,
-            self._memory,
-            pipeline,
-            commits,
-            self._pins,
-            retention,
-            self._frozen,
-            journal,
-            self._status,
-            self._clock,
-            disks is not None,
-            self.spawn,
-        )
-        self._newest_in_memory = NewestInMemory(
-            self._membership,
-            peers,
-            self._memory,
-            self._replicas,
-            commits,
-            self._pins,
-            self._shipper,
-            self._status,
-            journal,
-            self.spawn,
-        )
+        self._clock = SaveClock(self._membership, frozen, board, journal, config.cadence)
+        self._shipper = Shipper(node, pipeline, commits, pins, retention, frozen, self._clock)
         self._hasher = Hasher(self._memory, self._shipper.pinned, self._replicas.hashed)
-        planner = Planner(
-            self._membership, self._memory, journal, config.num_slots, self._shipper.pinned, self._planned, self.spawn
-        )
-        self._eviction = Eviction(
-            self._membership, self._trainers, self._memory, self._shipper, self._newest_in_memory, self._status, journal
-        )
-        self._dispatch = Dispatch(
-            self._membership,
-            self._relay,
-            self._trainers,
-            self._memory,
-            planner,
-            self._pins,
-            self._shipper,
-            self._newest_in_memory,
-            self._hasher,
-            self._eviction,
-            self._frozen,
-            needs,
-            self._status,
-            journal,
-            config.grace_s,
-            self,
-        )
-        loader = Loader(
-            self._membership,
-            peers,
-            records,
-            disks,
-            self._memory,
-            FrozenStart(self._trainers, frozen_files, journal),
-            needs,
-            PeerDrives(self._membership, disks, self._say),
-            journal,
-        )
+        Sealing(node, relay, self._shipper, self._hasher)
+
+        # Before an image: whether all must plan again, and the plan.
+        Checks(self._membership, self._trainers, self._status, journal, spawn)
+        on_planned = (self._hasher.set_plan, lambda _plan: self._replicas.forget(), frozen.planned)
+        Planner(node, config.num_slots, self._shipper.pinned, on_planned)
+
+        # The end, announced or not.
+        self._newest_in_memory = NewestInMemory(node, peers, self._replicas, commits, pins, self._shipper)
+        self._eviction = Eviction(node, self._shipper, self._newest_in_memory, config.grace_s)
+        self._supervisor = Supervisor(node, home, self._eviction)
+        Leaving(node, home, relay, self._shipper, self._eviction, self._supervisor)
+
+        # The start.
+        needs = NeedsOfTrainers(self._trainers)
+        frozen_start = FrozenStart(self._trainers, frozen_files, journal)
+        drives = PeerDrives(self._membership, disks, self._say)
+        loader = Loader(self._membership, peers, records, disks, self._memory, frozen_start, needs, drives, journal)
         starter = Starter(self._membership, peers, records, loader, journal, config.launch, config.node, config.resume)
-        self._opening = Opening(
-            home.run,
-            self._membership,
-            self._relay,
-            self._trainers,
-            starter,
-            self._memory,
-            self._shipper,
-            self._clock,
-            self._status,
-            journal,
-            self._dispatch.refusal,
-            self.spawn,
-        )
+        self._opening = Opening(home.run, node, relay, starter, self._shipper, self._clock, self._eviction)
+
+        about = {"run": home.run, "uri": records.tier.uri, "launch": config.launch}
+        commands = Commands(node, self._shipper, self._eviction, about)
+        self._dispatch = Dispatch(node, self._eviction, self._supervisor, commands)
         self._sources: list[NoticeSource] = [FileNotice(config.watch)] if config.watch is not None else []
-        self._group: asyncio.TaskGroup | None = None
 
     async def run(self, ready: Callable[[Path, Path], None]) -> int:
         """Serve until the launch is over and everything that can be safe is. Returns the launch's exit code."""
@@ -180,8 +134,7 @@ class Agent:
         server = Server(self._home.socket, self._dispatch.converse)
         code = FINISHED
         try:
-            async with asyncio.TaskGroup() as group:
-                self._group = group
+            async with self._tasks as group:
                 server.listen()
                 for work in (
                     server.serve(group),
@@ -261,13 +214,13 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-        await self._part_from_supervisor(code)
+        await self._supervisor.part(code)
         return code
 
     async def _launch_over(self) -> None:
         """Wait until nobody will start or continue training here."""
         if self._config.supervised:
-            await self._dispatch.supervisor_done.wait()
+            await self._supervisor.done.wait()
             if not await self._trainers.gone(2.0):
                 self._trainers.stop_all()
                 await self._trainers.gone(10.0)
@@ -282,19 +235,10 @@ class Agent:
         if owner.done() and not owner.cancelled():
             await self._trainers.gone(10.0)
 
-    async def _part_from_supervisor(self, code: int) -> None:
-        if not self._dispatch.has_supervisor:
-            return
-        await self._dispatch.tell_supervisor({"op": "drained", "code": code})
-        try:
-            async with asyncio.timeout(10.0):
-                await self._dispatch.supervisor_done.wait()
-        except TimeoutError:
-            return
-
     async def _drain(self) -> None:
         """Everybody left: make the newest image durable if it is not, and finish what is under way."""
-        self.draining()
+        # From here on a newcomer waits for this agent's end instead of being refused.
+        self._home.set_draining()
         await self._shipper.drop_incomplete()
         await self._membership.settled(_SETTLED_WITHIN_S)
         if self._status.has_generation:
@@ -324,40 +268,6 @@ class Agent:
 
     # ------------------------------------------------------------------ what goes on beside
 
-    def _planned(self, plan: Plan) -> None:
-        self._hasher.set_plan(plan)
-        self._replicas.forget()
-        self._frozen.planned(plan)
-
-    def _trainer_gone(self, trainer: Trainer) -> None:
-        self._frozen.trainer_gone(trainer)
-        status = self._status
-        if not self._trainers.live:
-            status.finished_before = status.finished_on_all()
-            self._dispatch.trainers_gone()
-        if (trainer.leaving and not trainer.failed) or trainer.stopping:
-            return
-        step = max(0, status.board.rank(trainer.local_rank, RankWord.FINISHED) - 1)
-        self._journal.record("trainer_lost", rank=trainer.rank, pid=trainer.pid, step=step)
-        # The other nodes' ranks would wait for it in a collective until that times out.
-        self._membership.tell_on({"op": "stop", "why": f"rank {trainer.rank} died"})
-        self._stop_trainers(f"rank {trainer.rank} died")
-
-    def _hear_stop(self, node: str, body: Body) -> None:
-        self._stop_trainers(f"{Fields(body, 'stop').text('why')} on node {node}")
-
-    def _node_dead(self, node: str) -> None:
-        self._stop_trainers(f"node {node} is gone")
-
-    def _stop_trainers(self, why: str) -> None:
-        trainers = self._trainers.live
-        if any(trainer.hello.get("round", "") != self._membership.round for trainer in trainers):
-            # Others than those of the round that this is about.
-            return
-        ranks = self._trainers.stop_all()
-        if ranks:
-            self._journal.record("stopped", ranks=ranks, why=why)
-
     def _note(self, what: str) -> None:
         self._journal.record("mesh", what=what)
 
@@ -368,7 +278,7 @@ class Agent:
         # By its process, not by its connection: it may die before it connects.
         if self._config.supervised:
             await _process_gone(self._config.owner_pid)
-            await self._dispatch.supervisor_lost()
+            await self._supervisor.lost()
 
     async def _obey_superseding(self) -> None:
         await self._status.superseded.wait()
@@ -376,7 +286,7 @@ class Agent:
 
     async def _watch(self, source: NoticeSource) -> None:
         notice = await source.wait()
-        self._eviction.notice(notice.source, notice.grace_s or self._config.grace_s)
+        self._eviction.notice(notice.source, notice.grace_s)
 
     async def _watch_age(self) -> None:
         """Say so, once a while, when the newest durable checkpoint has grown too old."""
@@ -395,44 +305,6 @@ class Agent:
                     step=committed.step if committed else None,
                     tier=self._status.committed_tier,
                 )
-
-    # ------------------------------------------------------------------ what parts ask of the whole
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that the agent's end ends."""
-        assert self._group is not None
-        return self._group.create_task(work)
-
-    def draining(self) -> None:
-        """From here on a newcomer waits for this agent's end instead of being refused."""
-        self._home.set_draining()
-
-    def status(self) -> Body:
-        """For `surefoot status`."""
-        board, status = self._status.board, self._status
-        noticed = bool(board.node(NodeWord.NOTICE))
-        return {
-            "run": self._home.run,
-            "uri": self._records.tier.uri,
-            "launch": self._config.launch,
-            "generation": board.node(NodeWord.GENERATION),
-            "ranks": [
-                {
-                    "rank": trainer.rank,
-                    "pid": trainer.pid,
-                    "finished": max(0, board.rank(trainer.local_rank, RankWord.FINISHED) - 1),
-                    "phase": Phase(board.rank(trainer.local_rank, RankWord.PHASE)).name.lower(),
-                }
-                for trainer in self._trainers.live
-            ],
-            "committed": status.committed and status.committed.step,
-            "tier": status.committed_tier,
-            "durable_age_s": status.durable_age_s(),
-            "notice": noticed,
-            "deadline_in_s": board.node(NodeWord.DEADLINE_NS) / 1e9 - boot_s() if noticed else None,
-            "time": wall_s(),
-            **self._shipper.status(),
-        }
 
     def _bad_memory(self, what: str, why: str) -> None:
         self._journal.record("quarantined", object=what, tier="ram", why=why)

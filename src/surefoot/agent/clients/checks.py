@@ -80,7 +80,10 @@ class Checks:
         """The last check to which all of them have come."""
         self._reports: dict[int, StepId] = {}
         """By rank: the last step at whose end it reported for a plan."""
-        membership.answer("absent", self._answer_absent)
+        membership.answer("absent", self._tell_absent)
+        trainers.hear("check", self.ask)
+        trainers.hear("report", self.reported)
+        trainers.when_all_gone(self.forget)
 
     async def ask(self, trainer: Trainer, body: Body) -> None:
         """Take a rank's question. After this node's last rank, wait for the other nodes, and answer all ranks."""
@@ -94,8 +97,8 @@ class Checks:
             self._open, self._whole = None, check.what
             self._spawn(self._answer(check))
 
-    def reported(self, trainer: Trainer, body: Body) -> None:
-        """Note that a rank reports for a plan: at that step's end it asks nothing any more."""
+    async def reported(self, trainer: Trainer, body: Body) -> None:
+        """A rank reports for a plan: at that step's end it asks nothing any more."""
         self._reports[trainer.rank] = StepId.of(Fields(body, "report"))
 
     def forget(self) -> None:

@@ -19,6 +19,7 @@ class Pins:
     def __init__(self, trainers: Trainers) -> None:
         self._trainers = trainers
         self._grants: dict[tuple[int, int, int], asyncio.Future[bool]] = {}
+        trainers.hear("granted", self._granted)
 
     async def pin(self, images: ImageSet) -> bool:
         """Pin a whole set. False if a part of it moved on before it could be pinned."""
@@ -34,8 +35,8 @@ class Pins:
         if trainer is not None:
             await trainer.link.send({"op": "unpin", "plan": segment.plan_hash, "slot": slot, "seq": seq})
 
-    def granted(self, trainer: Trainer, body: Body) -> None:
-        """Take a trainer's answer."""
+    async def _granted(self, trainer: Trainer, body: Body) -> None:
+        """A trainer's answer."""
         fields = Fields(body, "granted")
         future = self._grants.pop((trainer.rank, fields.integer("slot"), fields.integer("seq")), None)
         if future is not None and not future.done():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from surefoot.agent.clients.server import Link
@@ -47,14 +48,44 @@ class Trainers:
     Death is seen by pidfd: a forked child that inherited the socket would hide it from an end-of-stream.
     """
 
-    def __init__(self, board: Board, on_complete: Callable[[], None], on_gone: Callable[[Trainer], None]) -> None:
+    def __init__(self, board: Board) -> None:
         self._board = board
-        self._on_complete = on_complete
-        self._on_gone = on_gone
+        self._hearers: dict[str, list[Callable[[Trainer, Body], Awaitable[None]]]] = defaultdict(list)
+        self._on_complete: list[Callable[[], None]] = []
+        self._on_gone: list[Callable[[Trainer], None]] = []
+        self._on_all_gone: list[Callable[[], None]] = []
         self._by_rank: dict[int, Trainer] = {}
         self._launcher_pidfd = -1
         self.changed = asyncio.Event()
         """Set whenever a trainer came or went."""
+
+    # ------------------------------------------------------------------ who wants to know, in the order of asking
+
+    def hear(self, operation: str, hearer: Callable[[Trainer, Body], Awaitable[None]]) -> None:
+        """Have trainers' messages of one operation passed on. No other message of a trainer is read meanwhile."""
+        self._hearers[operation].append(hearer)
+
+    def when_complete(self, call: Callable[[], None]) -> None:
+        """The last trainer of this node has come."""
+        self._on_complete.append(call)
+
+    def when_gone(self, call: Callable[[Trainer], None]) -> None:
+        """A trainer's process has ended."""
+        self._on_gone.append(call)
+
+    def when_all_gone(self, call: Callable[[], None]) -> None:
+        """The last trainer's process has ended; what is called is called after those of `when_gone`."""
+        self._on_all_gone.append(call)
+
+    async def said(self, trainer: Trainer, body: Body) -> None:
+        """A trainer's message came."""
+        hearers = self._hearers.get(str(body.get("op")))
+        if hearers is None:
+            raise AgentError(f"rank {trainer.rank} asked for {body.get('op')!r}, which nobody knows")
+        for hearer in hearers:
+            await hearer(trainer, body)
+
+    # ------------------------------------------------------------------ who is here
 
     @property
     def live(self) -> list[Trainer]:
@@ -101,7 +132,8 @@ class Trainers:
         asyncio.get_running_loop().add_reader(trainer.pidfd, self._died, trainer)
         self.changed.set()
         if self.complete:
-            self._on_complete()
+            for call in self._on_complete:
+                call()
         return trainer
 
     def stop_all(self) -> list[int]:
@@ -213,7 +245,11 @@ class Trainers:
             _end_group(trainer.pid)
         _end_answers(trainer, "died")
         self.changed.set()
-        self._on_gone(trainer)
+        for call in self._on_gone:
+            call(trainer)
+        if not self._by_rank:
+            for empty in self._on_all_gone:
+                empty()
 
     def _kill(self, trainer: Trainer) -> None:
         if self._by_rank.get(trainer.rank) is trainer:

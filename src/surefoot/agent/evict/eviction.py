@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from surefoot.agent.clients.trainers import Trainers
+from surefoot.agent.clients.trainers import Trainer
 from surefoot.agent.evict.newest import NewestInMemory
-from surefoot.agent.journal import Journal
-from surefoot.agent.memory.memory import Memory
-from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.node import Node
 from surefoot.agent.save.shipping import Shipper
-from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import (
     Count,
@@ -24,6 +21,7 @@ from surefoot.core.eviction import (
     margin_s,
 )
 from surefoot.core.layout import StepId
+from surefoot.exits import EVICTED, SUPERSEDED
 from surefoot.host.clock import boot_s
 from surefoot.ipc.barrier import full_barrier
 from surefoot.ipc.board import NodeWord, RankWord
@@ -40,21 +38,19 @@ class Eviction:
 
     def __init__(
         self,
-        membership: Membership,
-        trainers: Trainers,
-        memory: Memory,
+        node: Node,
         shipper: Shipper,
         newest_in_memory: NewestInMemory,
-        status: Status,
-        journal: Journal,
+        grace_s: float,
     ) -> None:
-        self._membership = membership
-        self._trainers = trainers
-        self._memory = memory
+        self._membership = node.membership
+        self._trainers = node.trainers
+        self._memory = node.memory
+        self._status = node.status
+        self._journal = node.journal
         self._shipper = shipper
         self._newest_in_memory = newest_in_memory
-        self._status = status
-        self._journal = journal
+        self._grace_s = grace_s
         self._noticed_s = 0.0
         self._deadline_s = 0.0
         self.noticed = asyncio.Event()
@@ -62,12 +58,28 @@ class Eviction:
         self._late_step: int | None = None
         """The step that every rank was ordered to take late."""
         self._nothing_left = False
-        membership.hear("notice", self._hear_notice)
-        membership.answer("hold", self._asked_to_hold)
-        membership.hear("target", self._hear_target)
+        node.membership.hear("notice", self._hear_notice)
+        node.membership.answer("hold", self._asked_to_hold)
+        node.membership.hear("target", self._hear_target)
+        node.trainers.hear("notice", self._trainer_noticed)
 
-    def notice(self, source: str, grace_s: float) -> None:
-        """An eviction of this node was announced: inform every trainer, here and on the other nodes, at once."""
+    def refusal(self) -> Body | None:
+        """Why no trainer may start here now."""
+        if self._status.superseded_by is not None:
+            return {"refused": f"superseded by {self._status.superseded_by}", "code": SUPERSEDED}
+        if self.noticed.is_set():
+            return {"refused": "this machine is being evicted", "code": EVICTED}
+        return None
+
+    async def _trainer_noticed(self, trainer: Trainer, body: Body) -> None:
+        if trainer.stopping:
+            # torchrun passes SIGTERM to the others when a trainer has died: that is no eviction.
+            return
+        self.notice(Fields(body, "notice").text("source"))
+
+    def notice(self, source: str, grace_s: float | None = None) -> None:
+        """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
+        grace_s = grace_s or self._grace_s
         self._membership.leaving.add(self._membership.me)
         self._membership.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
         self._take_notice(source, grace_s)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
 
 from surefoot.agent.clients.pins import Pins
-from surefoot.agent.journal import Journal
-from surefoot.agent.memory.memory import ImageSet, Memory
+from surefoot.agent.clients.trainers import Trainer
+from surefoot.agent.memory.memory import ImageSet
 from surefoot.agent.memory.replicas import Replicas
-from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.node import Node
 from surefoot.agent.nodes.peers import Peers
 from surefoot.agent.save.commits import Commits
 from surefoot.agent.save.queue import Order
 from surefoot.agent.save.shipping import Shipper
-from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import newest_to_ship, shipped_elsewhere
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError
@@ -39,30 +36,35 @@ class NewestInMemory:
 
     def __init__(
         self,
-        membership: Membership,
+        node: Node,
         peers: Peers,
-        memory: Memory,
         replicas: Replicas,
         commits: Commits,
         pins: Pins,
         shipper: Shipper,
-        status: Status,
-        journal: Journal,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._membership = membership
+        self._membership = node.membership
+        self._memory = node.memory
+        self._status = node.status
+        self._journal = node.journal
+        self._tasks = node.tasks
         self._peers = peers
-        self._memory = memory
         self._replicas = replicas
         self._commits = commits
         self._pins = pins
         self._shipper = shipper
-        self._status = status
-        self._journal = journal
-        self._spawn = spawn
         self._orders = 0
-        membership.answer("ship newest", self._asked_to_ship_newest)
-        membership.hear("ship", self._hear_order)
+        node.membership.answer("ship newest", self._asked_to_ship_newest)
+        node.membership.hear("ship", self._hear_order)
+        node.trainers.hear("ensure", self._asked_to_ensure)
+
+    async def _asked_to_ensure(self, trainer: Trainer, body: Body) -> None:
+        # What takes time is answered beside the connection, which must go on being read.
+        self._tasks.create_task(self._answer_ensure(trainer, body))
+
+    async def _answer_ensure(self, trainer: Trainer, body: Body) -> None:
+        why = await self.ensure(Fields(body, "ensure").integer("step"))
+        await trainer.link.reply(body, error=why, ok=why is None)
 
     async def ensure(self, step: int) -> str | None:
         """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
@@ -118,7 +120,7 @@ class NewestInMemory:
     def _hear_order(self, _node: str, body: Body) -> None:
         order = Order.from_json(body)
         self._orders += 1
-        self._spawn(self._ordered_by_another(order))
+        self._tasks.create_task(self._ordered_by_another(order))
 
     async def _ordered_by_another(self, order: Order) -> None:
         try:
@@ -156,7 +158,7 @@ class NewestInMemory:
         what = f"left of {generation}"
         self._membership.bring(what, {"names": self._shipper.names()})
         reported = asyncio.Event()
-        self._spawn(self._obey_reports(what, reported))
+        self._tasks.create_task(self._obey_reports(what, reported))
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await reported.wait()

@@ -12,7 +12,7 @@ import mmap
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from surefoot.agent.clients.trainers import Trainer, Trainers
 from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.agent.memory.memory import ImageSet
+from surefoot.agent.node import Node
 from surefoot.agent.save.pacer import Pacer
 from surefoot.agent.start.needs import of_rank
 from surefoot.core.documents import Fields
@@ -82,8 +83,8 @@ async def _ask(trainer: Trainer, what: str, body: Body, fds: tuple[int, ...] = (
     return done
 
 
-async def answered(trainer: Trainer, body: Body) -> None:
-    """Take a trainer's answer; an answer for which no task waits any more is dropped."""
+async def _answered(trainer: Trainer, body: Body) -> None:
+    """A trainer has done what it was asked; one to a question that nobody waits for any more is nobody's."""
     future = trainer.answers.get(_key(Fields(body, "frozen_done").text("ticket")))
     if future is not None and not future.done():
         future.set_result(body)
@@ -98,17 +99,15 @@ class FrozenSaver:
 
     def __init__(
         self,
-        trainers: Trainers,
+        node: Node,
         files: FrozenFiles,
         pacer: Pacer,
-        journal: Journal,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._trainers = trainers
+        self._trainers = node.trainers
+        self._journal = node.journal
+        self._tasks = node.tasks
         self._files = files
         self._pacer = pacer
-        self._journal = journal
-        self._spawn = spawn
         self._expected: set[int] = set()
         """Ranks whose frozen file is not durable yet, under the current plan."""
         self._ready = asyncio.Event()
@@ -117,23 +116,26 @@ class FrozenSaver:
         """Files that are being saved to the run's place, by rank."""
         self._one_of_rank: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        node.trainers.hear("frozen", self._announced)
+        node.trainers.hear("frozen_done", _answered)
+        node.trainers.when_gone(self._trainer_gone)
 
     def planned(self, plan: Plan) -> None:
         """Take a new plan: until its frozen files are durable, no checkpoint is complete."""
         self._expect(set(frozen_ranks(plan)) & {trainer.rank for trainer in self._trainers.live})
 
-    async def announced(self, trainer: Trainer, body: Body) -> None:
-        """Take a trainer's announcement of its frozen file, which may be the same as before."""
+    async def _announced(self, trainer: Trainer, body: Body) -> None:
+        """A trainer knows what its frozen file is; or has found that it is still the same."""
         file = FrozenFile.from_json(body, "frozen")
         self._files.hold(file)
         coming = self._uploads.get(trainer.rank)
         if coming is None or coming[0] != file or coming[1].done():
             self._stop(trainer)
             self._expect(self._expected | {trainer.rank})
-            self._uploads[trainer.rank] = (file, self._spawn(self._save(trainer, file)))
+            self._uploads[trainer.rank] = (file, self._tasks.create_task(self._save(trainer, file)))
 
-    def trainer_gone(self, trainer: Trainer) -> None:
-        """Note that a trainer ended: the file that it was sending will not be complete."""
+    def _trainer_gone(self, trainer: Trainer) -> None:
+        """A trainer ended. What it was sending will not be complete."""
         self._stop(trainer)
         self._expect(self._expected if self._trainers.live else set())
 

@@ -6,13 +6,11 @@ nodes need not agree on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from surefoot.agent.clients.trainers import Trainer
-from surefoot.agent.journal import Journal
-from surefoot.agent.memory.memory import Memory, slot_bytes
-from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.memory.memory import slot_bytes
+from surefoot.agent.node import Node
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
 from surefoot.core.plan import Plan, Report, make_plan
@@ -34,22 +32,22 @@ class Planner:
 
     def __init__(
         self,
-        membership: Membership,
-        memory: Memory,
-        journal: Journal,
+        node: Node,
         num_slots: int,
         pinned: Callable[[], list[tuple[Segment, int]]],
-        on_planned: Callable[[Plan], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_planned: Sequence[Callable[[Plan], None]],
     ) -> None:
-        self._membership = membership
-        self._spawn = spawn
-        self._memory = memory
-        self._journal = journal
+        """`on_planned` are called in order, before the trainers get the plan."""
+        self._membership = node.membership
+        self._memory = node.memory
+        self._journal = node.journal
+        self._tasks = node.tasks
         self._num_slots = num_slots
         self._pinned = pinned
         self._on_planned = on_planned
         self._reports: dict[int, _Entry] = {}
+        node.trainers.hear("report", self.report)
+        node.trainers.when_all_gone(self.forget)
 
     def forget(self) -> None:
         self._reports.clear()
@@ -66,7 +64,7 @@ class Planner:
             # The task keeps them until the plan stands: every rank that reported gets an answer, even an error.
             entries = [self._reports[rank] for rank in sorted(self._reports)]
             self._reports.clear()
-            self._spawn(self._answer_all(entries))
+            self._tasks.create_task(self._answer_all(entries))
 
     async def _answer_all(self, entries: Sequence[_Entry]) -> None:
         try:
@@ -95,7 +93,8 @@ class Planner:
         ranks = [trainer.rank for trainer, _request, _report in entries]
         segments = await self._reserve_all(what, plan, ranks, record_capacity, num_slots)
         self._say(plan, segments, num_slots)
-        self._on_planned(plan)
+        for call in self._on_planned:
+            call(plan)
         pinned = self._pinned()
         for (trainer, request, _report), segment in zip(entries, segments, strict=True):
             slots = [slot for other, slot in pinned if other is segment]

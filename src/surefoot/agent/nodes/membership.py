@@ -79,8 +79,7 @@ class Membership:
         self._settled.set()
         self._missed = ""
         self._changed = asyncio.Event()
-        self.on_dead: Callable[[str], None] = lambda node: None
-        """Called with a node that is gone for the rest of this round."""
+        self._on_dead: list[Callable[[str], None]] = []
         self._mesh.on_lost = lambda node: self._spawn_look(node)
         self._mesh.on_back = lambda node: say(f"node {node} is connected again")
         self._mesh.on_linked = self._linked
@@ -363,12 +362,17 @@ class Membership:
             if nonce == self._round and node in self._mesh.lost:
                 self._mesh.move(node, place)
 
+    def when_dead(self, call: Callable[[str], None]) -> None:
+        """A node is gone for good, as far as this round goes."""
+        self._on_dead.append(call)
+
     def declare_dead(self, node: str) -> None:
         """Declare that nothing more comes from that node in this round."""
         if node in self.others and node not in self._dead:
             self._dead.add(node)
             self._changed.set()
-            self.on_dead(node)
+            for call in self._on_dead:
+                call(node)
 
 
 def _own_address(meet: str) -> str:

@@ -45,6 +45,11 @@ class Pipeline:
     def tier_name(self) -> str:
         return self._records.tier.name
 
+    @property
+    def copies(self) -> bool:
+        """True if there are local drives to copy to."""
+        return self._disks is not None
+
     def hurry(self) -> None:
         """No bandwidth cap any more."""
         self._pacer.release()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection
 from typing import Any
 
 from surefoot.agent.clients.pins import Pins
 from surefoot.agent.evict.precedence import goes_first
 from surefoot.agent.frozen.transfer import FrozenSaver
-from surefoot.agent.journal import Journal
-from surefoot.agent.memory.memory import Held, ImageSet, Memory
-from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.memory.memory import Held, ImageSet
+from surefoot.agent.node import Node
 from surefoot.agent.save.clock import SaveClock
 from surefoot.agent.save.commits import Commits
 from surefoot.agent.save.pipeline import Pipeline
 from surefoot.agent.save.queue import Outcomes, Part, Upload, UploadQueue
 from surefoot.agent.save.retention import Retention
-from surefoot.agent.status import Status
 from surefoot.core.eviction import Link, UploadReport
 from surefoot.core.layout import StepId
 from surefoot.core.manifest import Manifest
@@ -44,30 +42,25 @@ class Shipper:
 
     def __init__(
         self,
-        membership: Membership,
-        memory: Memory,
+        node: Node,
         pipeline: Pipeline,
         commits: Commits,
         pins: Pins,
         retention: Retention,
         frozen: FrozenSaver,
-        journal: Journal,
-        status: Status,
         clock: SaveClock,
-        copies: bool,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._membership = membership
-        self._memory = memory
+        self._membership = node.membership
+        self._memory = node.memory
+        self._journal = node.journal
+        self._status = node.status
+        self._tasks = node.tasks
         self._pipeline = pipeline
         self._commits = commits
         self._pins = pins
         self._retention = retention
         self._frozen = frozen
-        self._journal = journal
-        self._status = status
         self._clock = clock
-        self._copies = copies
         self._uploads = UploadQueue()
         self._task: asyncio.Task[None] | None = None
         """At work on the running upload."""
@@ -79,7 +72,6 @@ class Shipper:
         """By rank, what it gave up last: others may seal that step only later."""
         self._spare: list[tuple[int, Part]] = []
         """Pins that nobody needs."""
-        self._spawn = spawn
         self.rate_bytes_per_s = 0.0
         """At which the last upload went, from hashing to the commit, pauses included; 0 before there is one."""
         self._link = Link()
@@ -106,7 +98,7 @@ class Shipper:
             self._whole(upload)
             for older in self._uploads.overtaken(upload):
                 self._uploads.remove(older)
-                self._spawn(self._let_go(older, f"step {at.step} overtook it"))
+                self._tasks.create_task(self._let_go(older, f"step {at.step} overtook it"))
 
     async def passed(self, rank: int, at: StepId) -> None:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
@@ -144,7 +136,7 @@ class Shipper:
     def _whole(self, upload: Upload) -> None:
         """All of this node's parts of it are here."""
         if upload.preempts:
-            self._spawn(self._take_precedence(upload))
+            self._tasks.create_task(self._take_precedence(upload))
         self._wake.set()
 
     async def wait(self, at: StepId) -> str | None:
@@ -286,7 +278,7 @@ class Shipper:
             tag=manifest.tag,
         )
         self._outcomes.resolve(upload.at, None)
-        if self._copies and not upload.preempts and not self._uploads.urgent():
+        if self._pipeline.copies and not upload.preempts and not self._uploads.urgent():
             await self._copy(images, manifest)
         await self._unpin(upload)
         self._clock.saved(started_ns / 1e9, manifest.size_bytes, again=upload.trigger == "periodic")

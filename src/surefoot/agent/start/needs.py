@@ -56,6 +56,7 @@ class NeedsOfTrainers:
         self._trainers = trainers
         self._known: dict[str, Needs | None] = {}
         """By plan: what trainers have does not change while they wait."""
+        trainers.hear("needs", self._answered)
 
     def forget(self) -> None:
         """A new start begins: these are other trainers."""
@@ -74,7 +75,7 @@ class NeedsOfTrainers:
             self._known[plan.hash] = await self._ask_all(plan, trainers) if asked else None
         return self._known[plan.hash]
 
-    async def answered(self, trainer: Trainer, body: Body) -> None:
+    async def _answered(self, trainer: Trainer, body: Body) -> None:
         """A trainer's answer."""
         future = trainer.answers.get("needs")
         # No one waits for an answer to a question from before this agent came, or of a start that is over.

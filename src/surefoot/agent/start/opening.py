@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-from surefoot.agent.clients.trainers import Trainer, Trainers
-from surefoot.agent.journal import Journal
-from surefoot.agent.memory.memory import Held, Memory
-from surefoot.agent.nodes.membership import Membership
+from surefoot.agent.clients.trainers import Trainer
+from surefoot.agent.evict.eviction import Eviction
+from surefoot.agent.memory.memory import Held
+from surefoot.agent.node import Node
 from surefoot.agent.nodes.relay import Relay
 from surefoot.agent.save.clock import SaveClock
 from surefoot.agent.save.shipping import Shipper
 from surefoot.agent.start.choosing import Beginning, Starter, release
 from surefoot.agent.start.needs import of_rank
-from surefoot.agent.status import Status
 from surefoot.errors import SupersededError, SurefootError
 from surefoot.host.clock import boot_s
 from surefoot.ipc.wire import Body
@@ -30,40 +27,45 @@ class Opening:
     def __init__(
         self,
         run: str,
-        membership: Membership,
+        node: Node,
         relay: Relay,
-        trainers: Trainers,
         starter: Starter,
-        memory: Memory,
         shipper: Shipper,
         clock: SaveClock,
-        status: Status,
-        journal: Journal,
-        refusal: Callable[[], Body | None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        eviction: Eviction,
     ) -> None:
         self._run = run
-        self._membership = membership
+        self._membership = node.membership
+        self._trainers = node.trainers
+        self._memory = node.memory
+        self._status = node.status
+        self._journal = node.journal
+        self._tasks = node.tasks
         self._relay = relay
-        self._trainers = trainers
         self._starter = starter
-        self._memory = memory
         self._shipper = shipper
         self._clock = clock
-        self._status = status
-        self._journal = journal
-        self._refusal = refusal
-        self._spawn = spawn
+        self._refusal = eviction.refusal
         self._wanted = asyncio.Event()
+        node.trainers.hear("loaded", self._loaded)
+        node.trainers.when_complete(self._trainers_complete)
 
-    def trainers_complete(self) -> None:
-        """The last trainer of a launch has come."""
+    async def _loaded(self, trainer: Trainer, body: Body) -> None:
+        future = trainer.answers.get("loaded")
+        if future is None:
+            # Asked of the agent that this one replaces; a rank that could not load ends by itself, and all with it.
+            await trainer.link.reply(body, ok=True)
+        elif not future.done():
+            future.set_result(body)
+
+    def _trainers_complete(self) -> None:
+        """The last trainer of a trainers has come."""
         known = [bool(trainer.hello.get("reconnect")) for trainer in self._trainers.live]
         if not any(known):
             self._wanted.set()
         elif all(known):
             if "round" in self._trainers.live[0].hello:
-                self._spawn(self.meet_again())
+                self._tasks.create_task(self.meet_again())
         else:
             # The agent before this one died while it let them start: some have started, some have not.
             self._journal.record(
