@@ -80,7 +80,7 @@ class Checks:
         """The last check to which all of them have come."""
         self._reports: dict[int, StepId] = {}
         """By rank: the last step at whose end it reported for a plan."""
-        membership.answer("absent", self._tell_absent)
+        membership.answer("absent", self._answer_absent)
         trainers.hear("check", self.ask)
         trainers.hear("report", self.reported)
         trainers.when_all_gone(self.forget)
