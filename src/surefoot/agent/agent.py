@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ class Agent:
         restart = self._home.previous_launch == self._config.launch
         self._journal.record("agent_started", adopted=adopted, restart=restart)
         status, board = self._status, self._status.board
-        status.finished_before = status.finished_on_all()
+        status.note_end()
         # The phase first: what lies there is what the agent before this one died of.
         board.set_node(NodeWord.PHASE, Phase.IDLE)
         board.set_node(NodeWord.AGENT_PID, os.getpid())
@@ -234,9 +235,10 @@ class Agent:
         if board.node(NodeWord.OTHERS):
             self._membership.replaces_one()
         generation = await self._records.generation(number)
-        self._status.enter(generation, generation.parent.step if generation.parent is not None else 0)
-        newest = board.node(NodeWord.COMMITTED) - 1
-        self._status.committed = max((at for at in await self._records.commits() if at.step == newest), default=None)
+        self._status.enter(generation, generation.parent.at if generation.parent is not None else None)
+        newest, step = board.node(NodeWord.COMMITTED) - 1, board.node(NodeWord.COMMITTED_STEP) - 1
+        there = (replace(at, step=step) for at in await self._records.commits() if at.boundary == newest)
+        self._status.committed = max(there, default=None)
         self._status.committed_tier = self._records.tier.name
 
     async def _until_over(self) -> int:
@@ -333,11 +335,11 @@ class Agent:
         self._frozen.trainer_gone(trainer)
         status = self._status
         if not self._trainers.live:
-            status.finished_before = status.finished_on_all()
+            status.note_end()
             self._dispatch.trainers_gone()
         if (trainer.leaving and not trainer.failed) or trainer.stopping:
             return
-        step = max(0, status.board.rank(trainer.local_rank, RankWord.FINISHED) - 1)
+        step = max(0, status.board.rank(trainer.local_rank, RankWord.STEP) - 1)
         self._journal.record("trainer_lost", rank=trainer.rank, pid=trainer.pid, step=step)
         # The other nodes' ranks would wait for it in a collective until that times out.
         self._membership.tell_on({"op": "stop", "why": f"rank {trainer.rank} died"})
@@ -420,7 +422,7 @@ class Agent:
                 {
                     "rank": trainer.rank,
                     "pid": trainer.pid,
-                    "finished": max(0, board.rank(trainer.local_rank, RankWord.FINISHED) - 1),
+                    "finished": max(0, board.rank(trainer.local_rank, RankWord.STEP) - 1),
                     "phase": Phase(board.rank(trainer.local_rank, RankWord.PHASE)).name.lower(),
                 }
                 for trainer in self._trainers.live

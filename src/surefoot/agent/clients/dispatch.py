@@ -23,7 +23,7 @@ from surefoot.agent.save.shipping import Shipper
 from surefoot.agent.start.needs import NeedsOfTrainers
 from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import AgentError, SurefootError
 from surefoot.exits import EVICTED, SUPERSEDED
 from surefoot.host.clock import boot_s
@@ -218,7 +218,7 @@ class Dispatch:
     async def _sealed(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "sealed")
         slot, seq = fields.integer("slot"), fields.integer("seq")
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         self._relay.tell()
         segment = self._memory.find(trainer.rank, fields.text("plan"))
         if segment is None:
@@ -229,21 +229,21 @@ class Dispatch:
             self._shipper.sealed(segment, slot, seq, at, trigger, tag, trainer.local_world_size)
         await self._shipper.passed(trainer.rank, at)
         self._hasher.note(segment, slot)
-        self._say_sealed(trainer.rank, at.step, segment.geometry.image_bytes, trigger)
+        self._say_sealed(trainer.rank, at, segment.geometry.image_bytes, trigger)
 
     async def _dropped(self, trainer: Trainer, body: Body) -> None:
         """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
         self._relay.tell()
         fields = Fields(body, "dropped")
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         await self._shipper.dropped(trainer.rank, at, fields.text("why"))
 
-    def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
+    def _say_sealed(self, rank: int, at: BoundaryId, size_bytes: int, trigger: str | None) -> None:
         """Each image that is to be shipped; of the others a sample."""
         now_s = boot_s()
         if trigger is not None or now_s - self._said_sealed_s >= _SAMPLE_EVERY_S:
             self._said_sealed_s = now_s
-            self._journal.record("sealed", rank=rank, step=step, bytes=size_bytes, trigger=trigger)
+            self._journal.record("sealed", rank=rank, **at.names, bytes=size_bytes, trigger=trigger)
 
     async def _report(self, trainer: Trainer, body: Body) -> None:
         self._checks.reported(trainer, body)
@@ -286,11 +286,11 @@ class Dispatch:
 
     async def _answer_wait(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "wait")
-        why = await self._shipper.wait(StepId.of(fields))
+        why = await self._shipper.wait(BoundaryId.of(fields))
         await trainer.link.reply(body, error=why, ok=why is None)
 
     async def _answer_ensure(self, trainer: Trainer, body: Body) -> None:
-        why = await self._newest_in_memory.ensure(Fields(body, "ensure").integer("step"))
+        why = await self._newest_in_memory.ensure(BoundaryId.of(Fields(body, "ensure")))
         await trainer.link.reply(body, error=why, ok=why is None)
 
     async def _answer_bye(self, trainer: Trainer, body: Body) -> None:

@@ -153,6 +153,11 @@ class Registry:
         """Where the loaders stand, encoded; of those not asked for yet, where they stood in the checkpoint."""
         return self._resumed_positions | {name: position.state() for name, position in self._positions.items()}
 
+    def epoch(self) -> int | None:
+        """The epoch in which the first loader stands that `batches` was asked for; None without one."""
+        epochs = (position.known_epoch for position in self._positions.values())
+        return next((epoch for epoch in epochs if epoch is not None), None)
+
     def check_habits(self) -> None:
         """Say once, at the first step, what looks kept and is not."""
         if self._habits_checked:
