@@ -434,7 +434,7 @@ def test_a_record_that_has_outgrown_its_place_is_refused_with_the_sizes(tmp_path
         segment.begin(0)
         fill(segment, 0, 2)
         before = bytes(segment.image(0))
-        with pytest.raises(ResourceError, match=f"a record of {length} bytes, there is room for {capacity}"):
+        with pytest.raises(ResourceError, match=f"the record has {length} bytes, and there is room for {capacity}"):
             segment.seal(0, BoundaryId(2, 1), b"x" * length, durable=False, staged_ns=0)
         assert bytes(segment.image(0)) == before
         assert segment.sealed(0) is None

@@ -2,13 +2,13 @@
 
     SurefootError
     ├── ConfigError               an argument, option or environment that cannot work (ValueError)
-    │   └── UnsupportedStateError a registered value that cannot be kept, named by its path
+    │   └── UnsupportedStateError a registered value that cannot be checkpointed, named by its path
     ├── UsageError                a call in a place or order that cannot work (RuntimeError)
-    ├── ResourceError             not enough memory, disk or descriptors; says need, have and remedy
+    ├── ResourceError             not enough memory, disk or descriptors; names need, have and remedy
     ├── AgentError                the node agent cannot be started or reached (ConnectionError)
     │   ├── RunBusyError          another launch holds this run on this machine
     │   └── WireError             a frame that breaks the wire protocol
-    ├── TierError                 a tier answered with a fault: not to be taken for "absent" (OSError)
+    ├── TierError                 a tier answered with a fault, which must not be taken for "absent" (OSError)
     │   ├── ObjectMissingError    the tier answered, and the object is not there (FileNotFoundError)
     │   ├── ObjectExistsError     put_if_absent lost: the key is taken (FileExistsError)
     │   ├── TierFullError         no space or quota left on the tier
@@ -17,7 +17,7 @@
     ├── SupersededError           a newer generation of another launch owns the run
     └── RestoreError              the run has history, but nothing that can be restored
 
-Not an error: ``surefoot.Evicted`` (see `surefoot.exits`), a ``SystemExit``.
+``surefoot.Evicted`` (see `surefoot.exits`) is not an error, but a ``SystemExit``.
 
 Messages are lower case, name the value and the place, and end with what to do where something can be done.
 """
@@ -34,7 +34,7 @@ class ConfigError(SurefootError, ValueError):
 
 
 class UnsupportedStateError(ConfigError):
-    """A registered value that cannot be kept; the message names its path."""
+    """A registered value that cannot be checkpointed; the message names its path."""
 
 
 class UsageError(SurefootError, RuntimeError):
@@ -42,7 +42,7 @@ class UsageError(SurefootError, RuntimeError):
 
 
 class ResourceError(SurefootError):
-    """Not enough memory, disk or descriptors; the message says need, have and remedy."""
+    """Not enough memory, disk or descriptors; the message names need, have and remedy."""
 
 
 class AgentError(SurefootError, ConnectionError):
@@ -58,7 +58,7 @@ class WireError(AgentError):
 
 
 class TierError(SurefootError, OSError):
-    """A tier answered with a fault. Never to be taken for "absent"."""
+    """A tier answered with a fault, which must never be taken for "absent"."""
 
 
 class ObjectMissingError(TierError, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Events, schema v1: what happened, one JSON object a line. The log that a person reads is made from them.
+"""Makes and describes events, schema v1: one JSON object per line. The log that a person reads is made from them.
 
 Every event has `v` (1), `t` (seconds since the epoch), `event`, `run`, `launch`, `node`, `generation` (0 before
 there is one). `step` is the number of optimizer steps finished; `boundary` stands beside it where the two differ, and a
@@ -7,31 +7,32 @@ step that is not known is null. The fields beside these, by event:
     agent_started      adopted: number of segments taken over; restart: bool
     generation         parent: step or null, world_size, workers
     resumed            from_step, tier, redone_steps, phases: {name: seconds}
-    step               step, step_s: seconds a step took, sampled (at most one a second)
+    step               step, step_s: seconds per step, sampled (at most one event per second)
     planned            items, bytes, slots, slot_bytes, place: shm or memfd
     stall              step, stall_s: training thread's wait for staging, sampled
-    sealed             rank, step, bytes, trigger: each one that is to be shipped, of the others a sample
+    sealed             rank, step, bytes, trigger: every image that is to be shipped, and a sample of the others
     skipped            step, why
     committed          step, tier, bytes, seconds, trigger, tag
     copied             step, tier, bytes, seconds: a copy on a local disk
     notice             source, grace_s
-    late               step: the one that every rank takes now, since no boundary has come in time
+    late               step: every rank takes it now, since no boundary has come in time
     unfit              step, needed_s: for its upload from this node, left_s, first: step or null: an eviction's newest
                        step is too large for the time that is left; an older one is finished before it, or none
-    evicted            step, safe, why: it ends now, committed: step or null, seconds: from the notice to the end
+    evicted            step, safe, why: the reason why it ends now, committed: step or null, seconds: from the notice
+                       to the end
     trainer_lost        rank, pid, step
     stopped            ranks, why
     save_failed        step, tier, why, attempt
     quarantined        object, tier, why
-    frozen_saving      object, tier, bytes, rank: tensors that never change begin to be saved; periodic saves wait
+    frozen_saving      object, tier, bytes, rank: the upload of tensors that never change begins; periodic saves wait
     frozen_saved       object, tier, bytes, rank, seconds
     frozen_failed      object, tier, why, attempt
-    frozen_loaded      bytes, tier, seconds: at a start, those that the script had made differently
+    frozen_loaded      bytes, tier, seconds: at a start, the tensors that the script had made differently
     frozen_changed     object, tensors, since: bytes changed though no version counter moved; last seen right at `since`
-    tier_silent        tier, place, what: asked of it, seconds: without a sign of an answer, so far; said once a silence
+    tier_silent        tier, place, what: the request, seconds: without any answer so far; once per silence
     tier_answers       tier, place, what, seconds: how long it was silent
-    save_waits         step, ranks: of this node, missing: {node: ranks}, silent: nodes that do not say, seconds:
-                       these ranks have come to a save and the missing ones have not; said once a save
+    save_waits         step, ranks: of this node, missing: {node: ranks}, silent: nodes that do not answer, seconds:
+                       these ranks have come to a save and the missing ones have not; once per save
     save_goes_on       step, seconds: all have come
     swept              steps, bytes
     superseded         by: generation and launch
@@ -160,7 +161,7 @@ def _save_waits(event: Event) -> str:
 
 def _planned(event: Event) -> str:
     return (
-        f"{event['items']} tensors, {human_bytes(event['bytes'])} a step on this node; "
+        f"{event['items']} tensors, {human_bytes(event['bytes'])} per step on this node; "
         f"{event['slots']} slots in {event['place']}"
     )
 

@@ -1,4 +1,4 @@
-"""Exit codes and the one exit that is no error: eviction."""
+"""Exit codes, and the exits that are not errors: eviction, and being superseded by a newer launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVICTED = 75
 class Evicted(SystemExit):
     """Raised by the step iterator when an eviction ended the run before its last step.
 
-    A ``SystemExit`` with the reserved code 75, so that nothing after the loop runs as if training had ended.
+    It is a ``SystemExit`` with the reserved code 75, so that nothing after the loop runs as if training were complete.
     """
 
     def __init__(self, step: int) -> None:
@@ -48,29 +48,29 @@ class Superseded(SystemExit):
 def hasten_end() -> None:
     """Spare this process the interpreter's last search for garbage, whenever it ends.
 
-    Everything that torch has ever imported is looked at then, which takes seconds (about 2.3 of 3.0, measured with what
-    FSDP imports), and a machine that is taken away has none to spare. Handlers of `atexit` run as ever, and so does
-    what ends with its last reference.
+    That search looks at everything that torch has ever imported, which takes seconds (about 2.3 of 3.0, measured with
+    what FSDP imports), and a machine that is taken away has none to spare. Handlers of `atexit` run as ever, and so do
+    finalizers of objects that end with their last reference.
     """
     atexit.register(gc.freeze)
 
 
 def bound_end(within_s: float) -> None:
-    """Have SIGALRM end this process that long after its script's end, should it still be there.
+    """Have SIGALRM end this process that long after its script's end, if it still runs then.
 
-    The interpreter's end frees the script's process groups, and that joins their threads. One of gloo's may wait for a
-    peer that is gone until the group's time-out, half an hour by default, and the launch would wait with it.
+    The interpreter's end frees the script's process groups, and that joins their threads. A thread of gloo's may wait
+    for a peer that is gone until the group's time-out, half an hour by default, and the launch would wait with it.
     """
     atexit.register(_alarm, within_s)
 
 
 def let_end() -> None:
-    """Take `bound_end` back."""
+    """Undo `bound_end`."""
     atexit.unregister(_alarm)
 
 
 def _alarm(within_s: float) -> None:
-    # Whatever the script has done with it: none of its handlers would run any more.
+    # The script may have set a handler or blocked the signal; none of its handlers would run any more.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.setitimer(signal.ITIMER_REAL, within_s)
@@ -81,10 +81,10 @@ def leave(code: int) -> NoReturn:
 
     A thread of the object store's library that hands over its last result while the interpreter ends is unwound through
     frames that allow no such thing (CPython before 3.14 ends threads that want its lock then by pthread_exit), and the
-    process aborts: the exit code is SIGABRT's, whatever was to be said with it.
+    process aborts: it ends with SIGABRT's exit code instead of this one.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it is gone, perhaps.
+        # The reader of this output may be gone.
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

@@ -194,7 +194,7 @@ def test_a_rank_that_went_on_is_an_error(tmp_path: Path, word: RankWord, value: 
             for rank, answer in enumerate(answers):
                 assert answer["kind"] == "UsageError"
                 assert f"rank {rank} takes step 5 (save(), or its last step)" in answer["error"]
-                assert "rank(s) 3 of node b went on without: call save() on every rank" in answer["error"]
+                assert "rank(s) 3 of node b went on without it: call save() on every rank" in answer["error"]
 
     asyncio.run(story())
 

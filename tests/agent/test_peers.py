@@ -163,7 +163,7 @@ def test_only_shards_are_told(tmp_path: Path) -> None:
             two.drives_of(1, two.drive("drive"))
             _put(tmp_path / "drive")
             for key in ("notes", f"../drive/{SHARD.key}"):
-                with pytest.raises(AgentError, match="no shard's key"):
+                with pytest.raises(AgentError, match="not a shard's key"):
                     await two.fleets[0].ask("b", {"op": "shard bytes", "key": key, "offset": 0, "length": 6}, 10.0)
             body = {"op": "shard bytes", "key": SHARD.key, "offset": 0, "length": 1 << 30}
             with pytest.raises(AgentError, match="cannot be had"):

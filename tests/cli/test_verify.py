@@ -235,7 +235,7 @@ def test_what_was_given_up_is_not_read(run_copy: Path) -> None:
     asyncio.run(retire(run_copy, BoundaryId(3, 1)))
     shutil.rmtree(run_copy / "steps" / str(BoundaryId(3, 1)))
     assert problems(run_copy) == {}
-    assert problems(run_copy, 3) == {commit_key(BoundaryId(3, 1)): "was given up: it is no checkpoint any more"}
+    assert problems(run_copy, 3) == {commit_key(BoundaryId(3, 1)): "was given up: it is not a checkpoint any more"}
 
 
 async def retire(run: Path, at: BoundaryId) -> None:

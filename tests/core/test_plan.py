@@ -262,7 +262,7 @@ def test_a_name_that_no_file_can_hold_is_refused(name: str) -> None:
 def test_a_type_that_cannot_be_kept_is_named() -> None:
     """An unknown element type is an `UnsupportedStateError` with the leaf's name, on every spread."""
     for spread in ("local", "replicated"):
-        with pytest.raises(UnsupportedStateError, match=r"^model\.q: tensors of type qint8 cannot be kept"):
+        with pytest.raises(UnsupportedStateError, match=r"^model\.q: tensors of type qint8 cannot be checkpointed"):
             make_plan([Report((Leaf("model.q", "qint8", (1,), spread),), "[]")] * 2)
 
 

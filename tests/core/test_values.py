@@ -461,7 +461,7 @@ def test_refusals_name_path_and_type(name: str) -> None:
     value, path, kind = REFUSED[name]
     with pytest.raises(UnsupportedStateError) as caught:
         encode(value, "x")
-    assert str(caught.value).startswith(f"{path}: a value of type {kind} cannot be kept")
+    assert str(caught.value).startswith(f"{path}: a value of type {kind} cannot be checkpointed")
     assert "state_dict()" in str(caught.value)
 
 

@@ -72,7 +72,7 @@ def test_questions_are_answered(tls: bool) -> None:
                 await a.mesh.ask("b", {"op": "what"}, BOUND_S)
             with pytest.raises(AgentError, match=r"node b did not answer 'sleep' within 0.05 s"):
                 await a.mesh.ask("b", {"op": "sleep"}, 0.05)
-            with pytest.raises(UsageError, match="node c is no member of this round; members: b"):
+            with pytest.raises(UsageError, match="node c is not a member of this round; members: b"):
                 await a.mesh.ask("c", {"op": "double", "number": 1}, BOUND_S)
             assert (await a.mesh.ask("b", {"op": "double", "number": 4}, BOUND_S)) == {"twice": 8}
 
@@ -403,7 +403,7 @@ def test_who_is_gone_is_not_dialed_and_not_let_in() -> None:
         async with joined([a, b, c]):
             a.mesh.gone("b")
             c.mesh.gone("b")
-            await until(lambda: any("b is no member" in said for said in b.said))
+            await until(lambda: any("b is not a member" in said for said in b.said))
             await until(lambda: b.mesh.lost == ["a", "c"])
             assert (a.mesh.members, a.mesh.linked, a.mesh.lost) == (["c"], ["c"], [])
             assert ("lost", "b") not in a.happened + c.happened

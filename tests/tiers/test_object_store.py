@@ -140,8 +140,8 @@ def test_secrets_that_a_server_echoes(
     [
         (error(404, "NoSuchKey"), ObjectMissingError, "NoSuchKey"),
         (error(404, "NoSuchBucket"), TierError, "bucket does not exist"),
-        (Answer(404, b"<html>Not Found</html>"), TierError, "does not say"),
-        (Answer(404), TierError, "does not say"),
+        (Answer(404, b"<html>Not Found</html>"), TierError, "does not name"),
+        (Answer(404), TierError, "does not name"),
         (error(400, "ExpiredToken"), TierDeniedError, "renew"),
         (error(403, "RequestTimeTooSkewed"), TierDeniedError, "clock"),
         (error(401, "Unauthorized"), TierDeniedError, "401"),

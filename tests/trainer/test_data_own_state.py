@@ -190,7 +190,7 @@ def test_a_state_that_cannot_be_kept_is_refused() -> None:
         ),
         (
             lambda: (torch.tensor([number]) for number in range(9)),
-            "it is no DataLoader and has no state of its own",
+            "it is not a DataLoader and has no state of its own",
             "give it state_dict() and load_state_dict()",
         ),
     ],

@@ -217,7 +217,7 @@ def test_refusals_name_path_and_type(name: str) -> None:
     value, kind = REFUSED[name]
     with pytest.raises(UnsupportedStateError) as caught:
         encode({"a": [0, value]}, "x", extras=EXTRAS)
-    assert str(caught.value).startswith(f"x.a[1]: a value of type {kind} cannot be kept")
+    assert str(caught.value).startswith(f"x.a[1]: a value of type {kind} cannot be checkpointed")
 
 
 def state_of(name: str) -> Any:

@@ -64,7 +64,7 @@ def test_of_copies_that_differ_all_take_the_first_rank_s(tmp_path: Path) -> None
     for answer in on_ranks(2, scenes.copies_that_differ, str(tmp_path)):
         assert answer["whole"] == [[3.0 * row, 3.0 * row + 1, 3.0 * row + 2] for row in range(5)]
         assert answer["said"] == [
-            "x.t: each rank had kept its own; now it is sharded, and made of the first rank's",
+            "x.t: each rank had saved its own; now it is sharded, and made from the first rank's",
         ]
 
 

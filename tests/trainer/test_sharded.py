@@ -101,7 +101,7 @@ def test_a_part_that_is_no_block_is_refused() -> None:
     with _rank(0, 2):
         tensor = _of_rank(0, (2,), [_StridedShard(0, split_factor=2)], (8, 3))
         assert tensor._local_tensor[:, 0].tolist() == [0, 3, 12, 15]
-        with pytest.raises(UnsupportedStateError, match=r"^m\.w: sharded as .* no single block"):
+        with pytest.raises(UnsupportedStateError, match=r"^m\.w: sharded as .* not one block"):
             place_of(tensor, "m.w")
 
 

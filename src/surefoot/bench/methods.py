@@ -1,4 +1,4 @@
-"""The ways to save that are compared. Each is used as its own documentation says, and none tears what it saves."""
+"""Defines the ways to save that are compared. Each is used as its documentation prescribes, and none tears a save."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def counts(option: str, text: str, least: int = 1) -> tuple[int, ...]:
     """The numbers in an option's text.
 
     Raises:
-        ConfigError: they are none, or one is too small; with the option's name.
+        ConfigError: the text is not numbers, or one is too small; the message names the option.
     """
     try:
         numbers = tuple(int(number) for number in text.split(","))

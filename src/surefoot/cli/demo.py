@@ -84,7 +84,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 class _Screen:
-    """A live table on a terminal, a line an event elsewhere, nothing if quiet."""
+    """A live table on a terminal, one line per event elsewhere, nothing if quiet."""
 
     def __init__(self, config: DemoConfig, *, quiet: bool) -> None:
         self._config = config

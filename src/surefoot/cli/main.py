@@ -1,4 +1,4 @@
-"""The `surefoot` command. One module a command; this one only puts them together."""
+"""The `surefoot` command. One module per command; this one only puts them together."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="write one self-contained page", rich_help_panel=_OUT)] = None,
 ) -> None:
     """What a run costs on on-demand, reserved and spot nodes and on the best mix, and which checkpointing pays."""
-    # Imported here: numpy and the planner are nothing that other commands should wait for.
+    # Imported here: other commands should not wait for numpy and the planner.
     from surefoot.money.form import Form, example_options, request_of
     from surefoot.money.planner import make_plan
 

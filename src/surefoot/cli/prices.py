@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def prices(
     instance: Annotated[str, typer.Argument(help="only this instance type, e.g. p5.48xlarge")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="your own catalogue; default: the user's")] = None,
-    check: Annotated[Path | None, typer.Option(help="check a price file and say what is wrong with it")] = None,
+    check: Annotated[Path | None, typer.Option(help="check a price file and report what is wrong with it")] = None,
     update: Annotated[Path | None, typer.Option(help="take the prices of this file over")] = None,
     from_package: Annotated[str, typer.Option(help="take them over from an installed catalogue package")] = "",
     set_: Annotated[

@@ -21,7 +21,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the agents of this machine what they and their trainers are doing. `--json`: a list, one entry a run."""
+    """Ask the agents of this machine what they and their trainers are doing. `--json`: a list, one entry per run."""
     answers = _ask(run)
     if as_json:
         printing.print_json(answers)

@@ -1,4 +1,4 @@
-"""Agreement of trainers: one small vector a rank, merged by MAX at each boundary and read at the next.
+"""Agreement of trainers: one small vector per rank, merged by MAX at each boundary and read at the next.
 
 All ranks read the result of the same boundary's vector, so all stop, save, skip and re-plan at one step. The result
 is waited for, never polled: a rank that went on without it would act on another step than its neighbours.
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 FIELDS = 6
 _SLOTS = (1 << 8) - 1
-"""A word has room for so many free slots; who has more has enough."""
+"""A word has room for this many free slots; a rank that has more has enough."""
 _EVERY = (1 << 20) - 1
-"""And for this cadence, in steps; a slower one is none."""
+"""A word has room for a cadence of this many steps; a slower one counts as none."""
 _NUMBERS = 1 << 20
 _GENERATIONS = 1 << 12
 LARGEST_PACKED = (1 << 32) - 1
@@ -22,14 +22,14 @@ LARGEST_PACKED = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """What one rank brings, or what all ranks together agreed on."""
+    """One rank's contribution, or the result on which all ranks agreed."""
 
     notice: bool = False
     """An eviction was announced: stop at the next boundary."""
     replan: bool = False
     """The structure drifted: plan again at the next boundary."""
     leaving: bool = False
-    """A rank ends its loop: nobody waits for it any more."""
+    """A rank ends its loop: no rank waits for it any more."""
     durable: bool = False
     """A durable save is due: make the next boundary's image one."""
     free_slots: int = 0
@@ -54,12 +54,12 @@ class Vector:
 
 
 def merge(vectors: Iterable[Vector]) -> Vector:
-    """What vectors come to: the largest of each field, as an all-reduce with MAX makes it."""
+    """The merged vector: the largest of each field, as an all-reduce with MAX makes it."""
     return Vector.decode([max(fields) for fields in zip(*(vector.encode() for vector in vectors), strict=True)])
 
 
 def tag(generation: int, number: int) -> int:
-    """What a word says of itself: whose launch's it is, and at which boundary it was brought. `number` from 0."""
+    """A word's own mark: its launch, and the boundary at which it was written. `number` counts from 0."""
     return (generation % _GENERATIONS << 20 | (number + 1) % _NUMBERS) << 32
 
 

@@ -12,7 +12,7 @@ from surefoot.core.documents import Fields
 from surefoot.errors import CorruptError
 
 SUM_BLOCK_BYTES = 1024 * 1024
-"""What one sum is of. Smaller ones make documents longer, larger ones make more be read than is needed."""
+"""Bytes that one sum covers. Smaller blocks make documents longer; larger ones make readers read more than needed."""
 
 _SUM_BYTES = 8
 
@@ -37,7 +37,7 @@ class BlockSums:
         """Read the sums of a shard of `size_bytes`.
 
         Raises:
-            CorruptError: they are not as many as it has blocks.
+            CorruptError: there is not one sum per block.
         """
         fields = Fields(data, f"{what}: blocks")
         block_bytes = fields.integer("bytes", 1)

@@ -8,7 +8,7 @@ from math import ceil, inf
 from surefoot.errors import ConfigError
 
 CONTINUOUS_BELOW_S = 10.0
-"""A save that takes less is repeated, without a pause but for `CONTINUOUS_GAP_S`."""
+"""A save that takes less is repeated with no pause except `CONTINUOUS_GAP_S`."""
 CONTINUOUS_GAP_S = 2.0
 """Least time between the starts of two continuous saves: each costs some requests, which bucket owners pay for."""
 DEFAULT_INTERVAL_S = 300.0
@@ -41,11 +41,11 @@ def next_start(cadence: Cadence, started: float, ended: float, size_bytes: int, 
     """Earliest time of the next periodic save, from the last one's start, end and size. Times in seconds, one clock.
 
     Args:
-        cadence: what was asked for.
+        cadence: as the user asked for it.
         started: of the last save.
         ended: of the last save.
         size_bytes: of the last save.
-        before_s: what the save before it took. A single slow one, by an outage, does not make saves rare.
+        before_s: duration of the save before it. A single save that an outage slowed down does not make saves rare.
     """
     took_s = min(ended - started, before_s)
     if cadence.interval_s is not None:

@@ -1,6 +1,6 @@
 """Commit: a pure function of the plan and the acknowledgements.
 
-Any agent that sees one acknowledgement a rank, all of the same boundary, generation and plan, can write the manifest;
+Any agent that sees one acknowledgement per rank, all of the same boundary, generation and plan, can write the manifest;
 the first wins. So the process that took the checkpoint need not live to see it committed.
 """
 
@@ -15,10 +15,10 @@ _WEIGHT: dict[Trigger, int] = {"agent": 0, "periodic": 1, "final": 2, "manual": 
 
 
 def complete_set(acks: Iterable[Shard], at: BoundaryId) -> tuple[Shard, ...] | None:
-    """One acknowledged shard a rank, of one plan, if there is such a set. Several attempts of a rank: any will do.
+    """One acknowledged shard per rank, all of one plan, if there is such a set. Any of a rank's attempts will do.
 
     The result does not depend on the order of `acks`. Acknowledgements of one plan that do not agree on the world size
-    make no set: one of them lies, and a set that is too small would be a torn checkpoint.
+    make no set: one of them is wrong, and a set that is too small would be a torn checkpoint.
     """
     by_plan: dict[str, list[Shard]] = {}
     for ack in acks:

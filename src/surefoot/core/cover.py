@@ -10,7 +10,7 @@ from surefoot.core.image import Box
 
 
 def cover_flaw(boxes: Sequence[Box]) -> str | None:
-    """What is wrong with the blocks of one tensor; None if every element is in exactly one of them.
+    """The fault of the blocks of one tensor; None if every element is in exactly one of them.
 
     Blocks that lie within the whole, do not overlap, and add up to its size leave no hole.
     """
@@ -53,8 +53,8 @@ def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 def _lie_in_slabs(boxes: Sequence[Box], axes: Sequence[int]) -> bool:
     """True if the blocks lie in slabs side by side along an axis, and within each again, down to single ones.
 
-    As the blocks of a mesh of ranks do; then no two of them share an element. False says nothing. What makes it worth
-    its lines: a sweep compares each block with all those beside it, which in a mesh are many.
+    The blocks of a mesh of ranks lie so; then no two of them share an element. False proves nothing. The check is worth
+    its lines because a sweep compares each block with all those beside it, which in a mesh are many.
     """
     if len(boxes) < 2:
         return True

@@ -21,4 +21,4 @@ SAFETENSORS_NAME = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
     "bool": "BOOL",
 }  # fmt: skip
-"""Types that the format and its stock readers know. The others are kept as bytes; the plan has their true type."""
+"""Types that the format and its stock readers know. Others are kept as bytes; the plan has their true type."""

@@ -1,6 +1,6 @@
-"""Eviction: every decision between a notice and its end. Facts and a clock value in, one order out.
+"""Makes every decision between an eviction notice and its end, from facts and a clock value.
 
-`decide` is asked by each node again and again. What it orders may need one more decision, from what all nodes report:
+Each node calls `decide` again and again. Its order may need one more decision, from the reports of all nodes:
 `late_target` names the step that is staged late, `newest_to_ship` the step that all nodes ship from memory, `unfit`
 whether an older upload is finished before an eviction's newest step.
 """
@@ -15,7 +15,7 @@ from surefoot.core.layout import BoundaryId
 from surefoot.core.recovery import Source
 
 _ASSUMED_BYTES_PER_S = 100e6
-"""Before anything was measured."""
+"""Assumed before anything was measured."""
 _SHIP_FACTOR = 1.5
 """The last upload may have been a quick one."""
 _MARGIN_S = 2.0
@@ -24,9 +24,9 @@ _COPIED_BYTES_PER_S = 1e9
 """Assumed of staging a step late, with `_LATE_SPARE_S` beside it."""
 _LATE_SPARE_S = 1.0
 _LATE_SHARE = 8
-"""Part of the window that is left for staging late at least: where no boundary comes, all may be slow."""
+"""Least part of the window that is left for staging late: where no boundary comes, every rank may be slow."""
 _UPLOADS_REMEMBERED = 8
-"""Older ones may be of a link that has changed."""
+"""Older measurements may be of a link that has changed."""
 _HELD_SHARE = 0.1
 """The bandwidth cap may hold an upload back for this part of its time, or the upload does not measure the link."""
 
@@ -52,9 +52,9 @@ class Facts:
     sealed_on_all: int = 0
     """The same for the ranks of all nodes."""
     held: bool = False
-    """This node's ranks were ordered to stay before their next optimizer call."""
+    """This node's ranks were ordered to wait before their next optimizer call."""
     late_step: int | None = None
-    """What every rank was then ordered to stage."""
+    """The step that every rank was then ordered to stage."""
     late_ships: bool = False
     """It is being shipped."""
     shipping: bool = False
@@ -145,7 +145,7 @@ def late_target(counted: Mapping[str, Sequence[Count]], members: Collection[str]
     """The step that all ranks are to have in memory; None as long as a member has not been counted.
 
     Hold first, count after: a rank that was counted below the target has given its gradients to it and is one
-    optimizer call away; none can be beyond it. With a member uncounted nothing can be said: it may be the foremost.
+    optimizer call away; none can be beyond it. While a member is uncounted there is no answer: it may be the foremost.
     """
     if not members or any(not counted.get(member) for member in members):
         return None
@@ -170,7 +170,7 @@ def shipped_elsewhere(step: Source, node_of: Callable[[int], str | None]) -> tup
 
 
 class Link:
-    """What this node's way out can do: the best of its last uploads.
+    """Measures this node's upload speed: the best of its last uploads.
 
     An eviction's uploads have the link to themselves, so one that other traffic disturbed does not count. Nor does one
     that the bandwidth cap held back: an eviction lifts the cap, and how fast the link is without it is not known.
@@ -192,7 +192,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What one node reports when its part of an eviction's newest step is in memory."""
+    """A node's report when its part of an eviction's newest step is in memory."""
 
     newest_s: float | None
     """Its upload from here, at the best speed measured; None before anything was."""

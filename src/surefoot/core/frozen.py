@@ -19,7 +19,7 @@ from surefoot.core.plan import Item, Plan, structure_leaves
 from surefoot.errors import CorruptError
 
 MIN_FROZEN_BYTES = 16 * 1024 * 1024
-"""A rank whose frozen tensors are smaller than this together keeps them in its images like all others."""
+"""A rank whose frozen tensors are together smaller than this keeps them in its images like all others."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -50,7 +50,7 @@ def named_by(record: Mapping[str, Any]) -> FrozenFile | None:
     """The frozen file that a rank's record names; None if it names none.
 
     Raises:
-        CorruptError: what it names is no file.
+        CorruptError: the name is not that of a file.
     """
     raw = record.get("frozen")
     return None if raw is None else FrozenFile.from_json(raw, "record: frozen")
@@ -60,7 +60,7 @@ def files_of(manifest: Manifest) -> tuple[FrozenFile, ...]:
     """The frozen files that a checkpoint needs, each once, in order.
 
     Raises:
-        CorruptError: a record names something else than a file.
+        CorruptError: a record names something other than a file.
     """
     named = (named_by(shard.record) for shard in manifest.shards)
     return tuple(sorted({file for file in named if file is not None}))
@@ -83,7 +83,7 @@ def needed_by(plan: Plan, rank: int) -> list[Item]:
 
 
 def unnamed(present: Iterable[str], manifests: Iterable[Manifest], held: Iterable[str]) -> Sequence[str]:
-    """Hashes of frozen files that no manifest names and nobody holds.
+    """Hashes of frozen files that no manifest names and no trainer holds.
 
     Args:
         present: hashes of the files that are there.

@@ -26,7 +26,7 @@ from typing import Any
 from surefoot.core.documents import Fields
 
 RUN_KEY = "run.json"
-SECRET_KEY = "secret.json"  # noqa: S105 - where it lies, not what it is
+SECRET_KEY = "secret.json"  # noqa: S105 - the place of the secret, not the secret
 PRIVATE_KEYS = frozenset({SECRET_KEY})
 """In a directory, only the owner may read these."""
 AGENTS = "agents/"
@@ -90,7 +90,7 @@ class BoundaryId:
 
     @classmethod
     def of(cls, fields: Fields) -> BoundaryId:
-        """The inverse of `to_json`, among whatever else a message or document says."""
+        """The inverse of `to_json`; the message or document may have other fields."""
         return cls(
             fields.integer("boundary"),
             fields.integer("generation", 1),
@@ -114,7 +114,7 @@ def is_round(text: str) -> bool:
 
 
 def is_node_name(text: str) -> bool:
-    """True for a node's name: up to 128 letters, digits, ``.``, ``_`` and ``-``; the first is one of the former."""
+    """True for a node's name: up to 128 letters, digits, ``.``, ``_`` and ``-``; the first is a letter or digit."""
     return bool(_NODE.fullmatch(text))
 
 

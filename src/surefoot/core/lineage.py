@@ -51,13 +51,13 @@ def counts(at: BoundaryId, chain: Cuts) -> bool:
 def superseding(generations: Mapping[int, Generation], launches: Collection[str]) -> Generation | None:
     """The newest generation, if another job made it after one of this job's own: then this one has been replaced.
 
-    A job that has made none yet is the newer one itself. Whoever was replaced must not claim a further generation: two
-    jobs would stop each other for ever.
+    A job that has made none yet is itself the newer one. A job that was replaced must not claim a further generation:
+    two jobs would stop each other for ever.
 
     Args:
         generations: by number.
-        launches: of the machines that are to train now. Machines that are new in a job, or lost to it, make no other
-            job of it, since a generation names the launches of all its machines.
+        launches: of the machines that are to train now. A job stays the same when machines join or leave it,
+            since a generation names the launches of all its machines.
     """
     if not generations:
         return None

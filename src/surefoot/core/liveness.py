@@ -1,10 +1,10 @@
-"""Liveness: which members an observer takes for lost, judged by the observer's own clock alone.
+"""Decides which members an observer takes for lost, by the observer's own clock alone.
 
-Each node raises a counter and tells it. What counts is that the counter *changed*, and when the observer noticed; a
-time that a member names is never looked at, so no clock but the observer's can deceive it.
+Each node raises a counter and sends it. Only two facts count: that the counter *changed*, and when the observer
+noticed. A time that a member names is never looked at, so no clock but the observer's can deceive it.
 
-An observer that stood still itself (stopped process, suspended machine) heard nothing because it did not listen. It
-sees that by the gap between two of its own looks, and gives everybody a fresh window.
+An observer that stood still itself (stopped process, suspended machine) received nothing because it did not listen. It
+sees that by the gap between two of its own looks, and gives every member a fresh window.
 
 Invariants: a member is lost only if the observer looked on for a whole window, without standing still, and its
 counter did not change in it; a lost member is back only by a counter that changed.
@@ -19,7 +19,7 @@ from typing import Literal
 from surefoot.errors import ConfigError
 
 NO_BEAT = -1
-"""Below every counter: tells of a process that it is there, before its first beat."""
+"""Below every counter: shows that a process is there, before its first beat."""
 
 State = Literal["awaited", "alive", "lost"]
 
@@ -33,7 +33,7 @@ class Bounds:
     lost_after_s: float = 3.0
     """A member whose counter did not change for longer is lost."""
     first_within_s: float = 60.0
-    """The same for one that was never heard: its agent may start later."""
+    """The same for a member that has sent nothing yet: its agent may start later."""
     stood_still_s: float = 1.5
     """An observer whose looks are further apart stood still itself."""
 
@@ -47,19 +47,19 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What is known of one member."""
+    """The observer's knowledge of one member."""
 
     state: State
     since_s: float
     """When its counter was last seen to change, or when its window began."""
     life: str = ""
-    """Which process of that name counts: another one counts anew. Empty if none was heard."""
+    """The process of that name whose counter this is: another one counts anew. Empty before the first message."""
     counter: int = NO_BEAT
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one observer knows of the others."""
+    """One observer's knowledge of the others."""
 
     looked_at_s: float
     pulses: Mapping[str, Pulse] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Looked:
 
 
 def begin(members: Iterable[str], now_s: float) -> View:
-    """The first view: everybody is awaited."""
+    """The first view: every member is awaited."""
     return View(now_s, {node: Pulse("awaited", now_s) for node in members})
 
 
@@ -90,7 +90,7 @@ def without(view: View, node: str) -> View:
 
 
 def hear(view: View, node: str, life: str, counter: int, now_s: float) -> tuple[View, bool]:
-    """The view after `node` told its counter, and whether it is back from being lost.
+    """The view after `node` sent its counter, and whether it is back from being lost.
 
     A counter that is not above the last one of the same process proves nothing, nor does one of a stranger.
     """
@@ -102,7 +102,7 @@ def hear(view: View, node: str, life: str, counter: int, now_s: float) -> tuple[
 
 
 def look(view: View, bounds: Bounds, now_s: float) -> Looked:
-    """Judge everybody. To be called every `Bounds.beat_s`, and by nobody else: the gap between looks has a meaning."""
+    """Judge every member. Only the observer calls this, every `Bounds.beat_s`: the gap between looks has a meaning."""
     gap_s = now_s - view.looked_at_s
     if gap_s > bounds.stood_still_s:
         fresh = {node: _fresh(pulse, now_s) for node, pulse in view.pulses.items()}
@@ -113,7 +113,7 @@ def look(view: View, bounds: Bounds, now_s: float) -> Looked:
 
 
 def _fresh(pulse: Pulse, now_s: float) -> Pulse:
-    # What is lost stays lost: standing still proves nobody alive.
+    # A lost member stays lost: an observer's standing still does not prove it alive.
     return pulse if pulse.state == "lost" else replace(pulse, since_s=now_s)
 
 

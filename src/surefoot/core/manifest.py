@@ -1,4 +1,4 @@
-"""What a run keeps beside the shards: run record, generation records, acknowledgements, manifests."""
+"""Defines the documents beside the shards: run record, generation records, acknowledgements, manifests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Trigger = Literal["periodic", "emergency", "manual", "final", "agent"]
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`run.json`: put once, by whoever starts the run first."""
+    """`run.json`: put once, by the first start of the run."""
 
     run: str
     created: float
@@ -103,7 +103,7 @@ class Generation:
 
     @property
     def owner(self) -> str:
-        """Who claimed it, for a message to whoever had the run before."""
+        """The owner of the generation, for a message to the launch that had the run before."""
         return f"generation {self.number} of launch {self.launch} on {self.node}"
 
     def same_job(self, other: Generation) -> bool:
@@ -216,7 +216,7 @@ class Manifest:
     parent: Parent | None
     created: float
     shards: tuple[Shard, ...]
-    """One a rank, in rank order."""
+    """One per rank, in rank order."""
     retired: float | None = None
     """Time at which retention gave it up; its shards may be gone. The key stays taken for ever."""
 
@@ -278,7 +278,7 @@ class Manifest:
 
 
 def tombstone_bytes(at: BoundaryId, now: float) -> bytes:
-    """What retention puts at the key of a manifest that was never written, so that none can be written later."""
+    """Retention puts this at the key of a manifest that was never written, so that none can be written later."""
     return seal({**at.to_json(), "tombstone": now})
 
 

@@ -43,7 +43,7 @@ class Leaf:
     global_shape: tuple[int, ...] = ()
     """Of a sharded leaf: the whole tensor's shape."""
     frozen: bool = False
-    """Never changes: kept once, outside the slots. It stays so only if every rank that has it says so."""
+    """Never changes: kept once, outside the slots. It stays so only if every rank that has it reports it so."""
 
     def to_json(self) -> list[Any]:
         place = [list(self.offset), list(self.global_shape)]
@@ -63,7 +63,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank registered: its tensors, and the structure in which they and the plain values stand."""
+    """One rank's registered state: its tensors, and the structure that holds them and the plain values."""
 
     leaves: tuple[Leaf, ...]
     structure: str
@@ -150,7 +150,7 @@ class Plan:
     def frozen_image(self, rank: int) -> Image | None:
         """Layout of a rank's frozen file; None if it has none.
 
-        Its bytes say nothing of plan and rank: the same tensors make the same file whatever is planned beside them.
+        Its bytes name neither plan nor rank: the same tensors make the same file whatever is planned beside them.
         """
         boxes = [item.box for item in self.kept_by(rank) if item.frozen]
         return build_image(boxes, None, rank) if boxes else None
@@ -197,7 +197,7 @@ class Plan:
 
     @cached_property
     def _by_rank(self) -> dict[int, list[Item]]:
-        # Looked through once: whoever asks for every rank's share would else go through all items for each.
+        # Looked through once: a caller that asks for every rank's share would otherwise go through all items for each.
         by_rank: dict[int, list[Item]] = {}
         for item in self.items:
             by_rank.setdefault(item.rank, []).append(item)
@@ -242,7 +242,7 @@ def make_plan(reports: Sequence[Report]) -> Plan:
     balanced and the same wherever it is computed.
 
     Raises:
-        UnsupportedStateError: a leaf cannot be kept, or its blocks do not make up the whole; the message names it.
+        UnsupportedStateError: a leaf, named in the message, cannot be checkpointed, or its blocks do not make it up.
     """
     for rank, report in enumerate(reports):
         if repeated := _repeated(leaf.name for leaf in report.leaves):
@@ -291,7 +291,7 @@ def check_cover(plan: Plan, what: str) -> None:
             raise CorruptError(f"{what}: {name!r}: {flaw}")
     if repeated := _kept_twice(plan):
         raise CorruptError(f"{what}: {repeated[0]!r} is kept twice")
-    # What no rank keeps for all, each must keep for itself; looked up once a structure, not once a rank.
+    # A leaf that no rank keeps for all, each rank must keep for itself; looked up once per structure, not per rank.
     apart = [_not_for_all(plan, structure) for structure in plan.structures]
     for rank in range(plan.world_size):
         if names := apart[plan.structure_of_rank[rank]]:
@@ -342,7 +342,7 @@ def _repeated(names: Iterable[_Name]) -> list[_Name]:
 
 
 def _agree_frozen(reports: Sequence[Report]) -> list[Report]:
-    """The same reports, with a leaf frozen only if every rank that has it says so."""
+    """The same reports, with a leaf frozen only if every rank that has it reports it so."""
     moving = {leaf.name for report in reports for leaf in report.leaves if not leaf.frozen}
     return [
         replace(
@@ -393,13 +393,13 @@ def _worth_keeping(name: str, blocks: Mapping[tuple[Any, ...], list[tuple[int, L
     worth = [one for one in shared if prod(one.leaf.shape)] or shared[:1]
     flaw = cover_flaw([_item(one.leaf, 0, "sharded", 1).box for one in worth])
     if flaw is not None:
-        raise UnsupportedStateError(f"{name}: {flaw}: such a sharding cannot be kept")
+        raise UnsupportedStateError(f"{name}: {flaw}: such a sharding cannot be checkpointed")
     return worth
 
 
 def _item(leaf: Leaf, rank: int, spread: Spread, world_size: int) -> Item:
     if leaf.dtype not in ITEM_BYTES:
-        raise UnsupportedStateError(f"{leaf.name}: tensors of type {leaf.dtype} cannot be kept")
+        raise UnsupportedStateError(f"{leaf.name}: tensors of type {leaf.dtype} cannot be checkpointed")
     if not is_tensor_name(leaf.name):
         raise UnsupportedStateError(f"{leaf.name!r} cannot be a tensor's name in a .safetensors file; rename it")
     offset, whole = ((0,) * len(leaf.shape), leaf.shape)

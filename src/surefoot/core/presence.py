@@ -123,7 +123,7 @@ def spans(ranks: Iterable[int], most: int = 8) -> str:
 def _wrong(presence: Presence) -> str | None:
     """What is wrong with an entry, if anything is."""
     if not is_node_name(presence.node):
-        return f"{presence.node[:140]!r} is no name of a node"
+        return f"{presence.node[:140]!r} is not a node's name"
     if not 0 < len(presence.life) <= 64:
         return "the name of the process has 1 to 64 characters"
     if not 0 < len(presence.addresses) <= MAX_ADDRESSES or not all(_is_address(each) for each in presence.addresses):

@@ -1,6 +1,6 @@
 """Relay: how far all ranks of a generation are, as every node knows it.
 
-Each node's agent tells the smallest step that its ranks have sealed and passed; a node's knowledge of the others may be
+Each node's agent sends the smallest step that its ranks have sealed and passed; a node's knowledge of the others may be
 late, never early. So whatever waits for the minimum (the strict fence, the reuse of a slot) waits a little too long
 when a message is lost, and never goes on too soon.
 """
@@ -28,7 +28,7 @@ class Progress:
 
 
 def merge(known: Progress | None, heard: Progress) -> Progress:
-    """What is known of a node after something was heard of it, in whatever order and however often.
+    """The knowledge of a node after a message about it, whatever the order and number of messages.
 
     Within a generation progress only grows; a newer generation begins anew.
     """
@@ -40,7 +40,7 @@ def merge(known: Progress | None, heard: Progress) -> Progress:
 
 
 def minimum(known: Mapping[str, Progress], members: Iterable[str], generation: int) -> Progress:
-    """How far all members are in `generation`. Of whom nothing was heard in it has reached nothing."""
+    """How far all members are in `generation`. A member that has sent nothing in it has reached nothing."""
     words = [known.get(member) for member in members]
     if not words or any(word is None or word.generation != generation for word in words):
         return Progress(generation)

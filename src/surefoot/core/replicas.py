@@ -16,7 +16,7 @@ from surefoot.core.plan import Item, Plan, Report
 from surefoot.core.ranges import Range, merged
 
 MAX_OWN_BYTES = 1024 * 1024
-"""More than this of a rank's own is not told to another machine at every step: it has no replica then."""
+"""An own part larger than this is not sent to another machine at every step: the rank then has no replica."""
 
 _Block = tuple[str, tuple[int, ...], tuple[int, ...]]
 
@@ -34,7 +34,7 @@ def with_replicas(plan: Plan, reports: Sequence[Report], machines: Sequence[Hash
         return plan
     holders = _holders(reports)
     kept = [[item for item in plan.kept_by(rank) if not item.frozen] for rank in range(plan.world_size)]
-    # One more, so that whoever keeps an image without any tensor has more to keep than before.
+    # One more, so that a rank that keeps an image without any tensor has more to keep than before.
     sizes = [1 + sum(item.box.size_bytes for item in items) for items in kept]
     holding = _Holders(machines)
     replicas = []

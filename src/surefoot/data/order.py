@@ -57,7 +57,7 @@ def _permuted(numbers: Numbers, bits: int, keys: list[int]) -> Numbers:
     low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
     low, high = numbers & low_mask, numbers >> low_bits
     for number, key in enumerate(keys):
-        # Either half is changed by what the other one says, so each round can be undone: that makes it a bijection.
+        # Either half is changed by the value of the other one, so each round can be undone: that makes it a bijection.
         if number % 2:
             low = low ^ (_mixed(high + np.uint64(key)) & low_mask)
         else:

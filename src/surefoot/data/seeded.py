@@ -1,4 +1,4 @@
-"""Randomness seeded by sample: what a data set draws follows from seed, epoch and index, whoever draws it, and when.
+"""Randomness seeded by sample: a data set's draws follow from seed, epoch and index, in any process and at any time.
 
 A loader's workers start with seeds of their own and run ahead of the training, so what they draw (crops, noise) is
 another thing after a restart. Seeded for each sample, it is the same with any number of workers and of ranks.

@@ -110,7 +110,7 @@ class DemoResult:
 
 
 LookOn = Callable[[str, View], None]
-"""Called about ten times a second with the run's name and what it does."""
+"""Called about ten times per second with the run's name and its state."""
 
 
 def plan_events(seed: int, steps: int, ranks: int, nodes: int = 1, *, links: bool = False) -> list[Event]:
@@ -227,7 +227,7 @@ def _result(config: DemoConfig, place: Path, outcome: Outcome, calm: Outcome | N
         problems.append(str(error))
         verdict = Verdict(False, tuple(Recovery(s.event.kind, None, 0, None) for s in outcome.strikes), ())
     if problems:
-        # Whatever else the log says follows from these.
+        # Everything else in the log follows from these.
         verdict = Verdict(verdict.bit_identical and calm is not None, verdict.recoveries, tuple(problems))
     tail = "" if verdict.passed else _output_tail(place)
     return DemoResult(config.steps, outcome.strikes, verdict, log, tail, config.page or place / "page.html", None)
@@ -326,7 +326,7 @@ def _log_directory(keep: bool) -> Iterator[Path]:
     try:
         yield place
     except BaseException:
-        # There is no verdict that the log could be the evidence of.
+        # There is no verdict for which the log could be evidence.
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
         raise

@@ -93,7 +93,7 @@ class Task:
 
 
 class LogWriter:
-    """This rank's part of the log (`scenario.log`), a file an attempt. The file's name says which process writes."""
+    """This rank's part of the log (`scenario.log`), one file per attempt. Its name shows which process writes."""
 
     def __init__(self, directory: Path, run: str, attempt: int) -> None:
         self._head = {"run": run, "attempt": attempt, "rank": dist.get_rank()}

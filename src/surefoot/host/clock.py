@@ -1,6 +1,6 @@
 """The two clocks in use: wall time for people, boot time for durations and deadlines.
 
-CLOCK_BOOTTIME also runs while a process or the machine is stopped, so a process that slept knows it when it wakes.
+CLOCK_BOOTTIME also runs while a process or the machine is stopped, so a process sees how long it was stopped.
 It is the same for all processes of a machine, so deadlines can lie in shared memory.
 """
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still use: the machine's, or its control group's if that is less."""
+"""Finds out how much memory this process may still use: the machine's, or its control group's if that is less."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 _UNLIMITED = 1 << 60
 _GROUP_FILES = (
-    # Control groups v2, then v1; both as a container sees its own.
+    # Control groups v2, then v1; both paths as a container sees its own group.
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )

@@ -1,4 +1,4 @@
-"""Priority: threads whose work is never urgent let those that train have a processor first."""
+"""Priority: makes threads whose work is never urgent give way to the threads that train."""
 
 from __future__ import annotations
 

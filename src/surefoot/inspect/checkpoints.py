@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, where they are, and which one a person means by a step."""
+"""Lists the checkpoints of a run, the places where they are, and the one that a user means by a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SELECTOR = re.compile(r"([0-9]{1,19})(?:-g([0-9]{1,19}))?")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One line of `surefoot ls`. What a damaged or missing manifest would have said is None."""
+    """One line of `surefoot ls`. Fields that a damaged or missing manifest would give are None."""
 
     at: BoundaryId
     state: State
@@ -41,7 +41,7 @@ class Checkpoint:
     on_lineage: bool | None = None
     """None: the lineage is not known, because a generation's record is damaged."""
     frozen_bytes: int = 0
-    """Of the frozen files that it names. Others may name them too: they are no part of its size."""
+    """Of the frozen files that it names. Others may name them too: they are not part of its size."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -93,7 +93,7 @@ def parse_selector(text: str) -> BoundaryId | int:
     """
     match = _SELECTOR.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no step: write 1200, or 00001200-g0007, its full name")
+        raise ConfigError(f"{text!r} is not a step: write 1200, or 00001200-g0007, its full name")
     number = int(match[1])
     return number if match[2] is None else BoundaryId(number, int(match[2]))
 

@@ -28,7 +28,7 @@ _NOT_VALUES = (
     "values",
     "frozen",
 )
-"""Fields of a record that are said elsewhere, and the values, which the plan's structure names."""
+"""Fields of a record that are shown elsewhere, and the values, which the plan's structure names."""
 
 
 @dataclass(frozen=True, slots=True)

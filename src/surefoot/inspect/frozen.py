@@ -1,4 +1,4 @@
-"""Frozen files, as one looks at a run: which a checkpoint needs, and whether they are what they are said to be."""
+"""Reads a run's frozen files: which ones a checkpoint needs, and whether their bytes match their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefoot.tiers.base import Tier
 
 
 def needed_files(manifest: Manifest) -> tuple[FrozenFile, ...]:
-    """The frozen files that a checkpoint needs; none if its records cannot be understood, which is said elsewhere."""
+    """The frozen files that a checkpoint needs; none if its records are unreadable, which is reported elsewhere."""
     try:
         return files_of(manifest)
     except CorruptError:
@@ -21,7 +21,7 @@ def needed_files(manifest: Manifest) -> tuple[FrozenFile, ...]:
 
 
 def image_of(file: FrozenFile, manifest: Manifest, plan: Plan | None) -> Image | None:
-    """The layout that a checkpoint's plan gives a frozen file; None if that cannot be told."""
+    """The layout that a checkpoint's plan gives a frozen file; None if that is unknown."""
     if plan is None or plan.world_size != manifest.world_size:
         return None
     of_rank = (shard.id.rank for shard in manifest.shards if shard.record.get("frozen") == file.to_json())

@@ -1,4 +1,4 @@
-"""What the events say was committed: the only trace of a manifest that somebody deleted."""
+"""Finds the steps that the events report as committed: the only trace of a manifest that somebody deleted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from surefoot.errors import CorruptError
 
 
 def committed_steps(data: bytes) -> set[BoundaryId]:
-    """Steps that a part of the events says were committed, in the generation that its writer was in.
+    """Steps that a part of the events reports as committed, in the generation that its writer was in.
 
     Raises:
-        CorruptError: a line is no event.
+        CorruptError: a line is not an event.
     """
     steps = set()
     for number, line in enumerate(data.splitlines(), start=1):
@@ -29,7 +29,7 @@ def committed_steps(data: bytes) -> set[BoundaryId]:
 def missing_commits(
     told: Iterable[BoundaryId], taken: Iterable[BoundaryId], attempted: Iterable[BoundaryId]
 ) -> list[BoundaryId]:
-    """Commits that the events tell of and that are not there.
+    """Commits that the events report and that are not there.
 
     An event bears its writer's generation, which may be newer than the image's. So a commit of that step in any
     generation answers it, and if there is none, the step's shards say which generation is meant.
@@ -44,7 +44,7 @@ def _event(line: bytes, number: int) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except ValueError as error:
-        raise CorruptError(f"line {number} is no event: {error}") from error
+        raise CorruptError(f"line {number} is not an event: {error}") from error
     if type(event) is not dict or type(event.get("event")) is not str:
-        raise CorruptError(f"line {number} is no event")
+        raise CorruptError(f"line {number} is not an event")
     return event

@@ -1,4 +1,4 @@
-"""What runs on this machine: asking agents, and removing what dead runs left."""
+"""Asks the agents that run on this machine, and removes the remains of dead runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Removed:
     run: str
     size_bytes: int
     unsaved_step: int | None
-    """Step that lay in memory only, as far as the run's board told."""
+    """Step that lay in memory only, as far as the run's board shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _unsaved_on(directory: Path) -> int | None:
     if board is None:
         return None
     ranks = [rank for rank in range(board.num_ranks) if board.rank(rank, RankWord.INCARNATION)]
-    # Words are a number + 1, or 0 for none; what not every rank has sealed does not count.
+    # Words are a number + 1, or 0 for none; a step that not every rank has sealed does not count.
     sealed, step = min(
         ((board.rank(rank, RankWord.SEALED), board.rank(rank, RankWord.SEALED_STEP)) for rank in ranks), default=(0, 0)
     )
@@ -229,7 +229,7 @@ async def _run_id_at(uri: str) -> str:
 
 
 def statuses(found: Sequence[Found]) -> list[wire.Body]:
-    """What each run's agent says of itself; of one that does not answer, why."""
+    """Each run's agent's own status; of one that does not answer, why."""
     answers = []
     for each in found:
         try:

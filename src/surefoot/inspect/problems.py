@@ -1,4 +1,4 @@
-"""What is wrong with an object of a run, and reading that turns faults into problems instead of stopping."""
+"""Collects the problems of a run's objects: a fault in reading becomes a problem instead of a stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Findings:
         return None
 
     async def listing(self, tier: Tier, prefix: str) -> list[Entry]:
-        """What lies under a prefix; nothing, and a problem, if the tier does not say."""
+        """The objects under a prefix; nothing, and a problem, if the tier does not answer."""
         try:
             return await tier.list(prefix)
         except TierError as error:

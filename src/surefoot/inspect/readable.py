@@ -30,7 +30,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def readable(value: Any) -> str:
-    """An encoded value as short text: what is long is cut, and the cut is said."""
+    """An encoded value as short text: long values are cut, and the cut is marked."""
     if type(value) is list:
         return _sequence(value, "[]")
     if type(value) is not dict:

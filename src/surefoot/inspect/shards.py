@@ -1,4 +1,4 @@
-"""Checking one shard: its bytes against the manifest, its header against the plan, its acknowledgement against both."""
+"""Checks one shard: its bytes against the manifest, its header against the plan, its acknowledgement against both."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ async def check_ack(tier: Tier, shard: Shard) -> None:
     """Read a shard's acknowledgement.
 
     Raises:
-        CorruptError: it is damaged, or does not say what the manifest says.
+        CorruptError: it is damaged, or contradicts the manifest.
         ObjectMissingError: it is not there.
         TierError: the tier failed to answer.
     """
     if Shard.from_ack(await tier.get(shard.ack), shard.ack) != shard:
-        raise CorruptError("does not say of its shard what the manifest says")
+        raise CorruptError("does not describe its shard as the manifest does")
 
 
 def check_record(shard: Shard, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The survey: every small document of a run, read once, tolerant of damage in each."""
+"""Surveys a run: reads every small document once, tolerant of damage in each."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class _Surveyor:
         )
 
     async def _run(self) -> RunRecord | bool:
-        """The run's record; False if the tier says that there is none."""
+        """The run's record; False if the tier reports that there is none."""
         try:
             return RunRecord.from_bytes(await self._tier.get(RUN_KEY))
         except ObjectMissingError:

@@ -96,7 +96,7 @@ class _Verification:
                 self._findings.add(generation_key(number), "is missing")
 
     async def _check_commits(self, found: Survey, *, ledger: bool) -> None:
-        """The key of whatever was committed stays taken for ever: generations and events tell what was."""
+        """The key of a committed step stays taken for ever: generations and events show which were committed."""
         parents = _committed_parents(found)
         told = await self._told_by_events() if ledger else set()
         if self._unlisted(found, "commits/"):
@@ -108,7 +108,7 @@ class _Verification:
             # It may have been committed after the survey looked.
             there = await self._findings.attempt(commit_key(at), self._exists(commit_key(at)))
             if there is False and at not in parents:
-                self._findings.add(commit_key(at), "is missing, but the events say that it was committed")
+                self._findings.add(commit_key(at), "is missing, but the events report that it was committed")
 
     async def _told_by_events(self) -> set[BoundaryId]:
         told: set[BoundaryId] = set()
@@ -153,7 +153,7 @@ class _Verification:
         if manifest is not None and manifest.retired is None:
             return [manifest]
         if at not in found.damaged:
-            self._findings.add(commit_key(at), "was given up: it is no checkpoint any more")
+            self._findings.add(commit_key(at), "was given up: it is not a checkpoint any more")
         return []
 
     async def _check_checkpoint(self, manifest: Manifest, plan: Plan | None) -> None:

@@ -8,6 +8,6 @@ _lock = threading.Lock()
 
 
 def full_barrier() -> None:
-    """Order all loads and stores before against those after: taking a lock does on the machines in use."""
+    """Order all earlier loads and stores before all later ones. Taking a lock does this on the machines in use."""
     with _lock:
         pass

@@ -1,8 +1,8 @@
-"""The board: one small shared file a node, with the words that processes read without asking anybody.
+"""The board: one small shared file per node, with the words that its processes read without asking each other.
 
 Page 0 belongs to the agent, page r + 1 to local rank r. Every word is an aligned, native 64-bit integer with exactly
-one writer (named below), so a read is never torn and no lock is needed. The board outlives the processes: what it
-says at the death of one of them is what that process was doing.
+one writer (named below), so a read is never torn and no lock is needed. The board outlives the processes: when one of
+them dies, its page still shows what it was doing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGIC = int.from_bytes(b"SFBOARD1", "little")
 
 
 class Phase(IntEnum):
-    """What a process is doing, for whoever watches it."""
+    """What a process is doing, for the processes that watch it."""
 
     NONE = 0
     STARTING = 1
@@ -61,9 +61,9 @@ class NodeWord(IntEnum):
     OTHERS = 12
     """How many other nodes have ranks of this generation."""
     OTHERS_GENERATION = 13
-    """The generation of which the next two words speak."""
+    """The generation to which the next two words belong."""
     OTHERS_SEALED = 14
-    """Newest boundary known to be sealed by every rank of the other nodes + 1; late, never early."""
+    """Newest boundary known to be sealed by every rank of the other nodes + 1. It may lag, and never runs ahead."""
     OTHERS_PASSED = 15
     """Newest boundary known to be sealed or given up by every rank of the other nodes + 1."""
     COMMITTED_STEP = 16
@@ -75,7 +75,7 @@ class RankWord(IntEnum):
 
     INCARNATION = 0
     STOP = 1
-    """Incarnation that must end now, by its watcher thread. Names one, or a stale word would kill every restart."""
+    """Incarnation that its watcher thread must end now. It names one, or a stale word would kill every restart."""
     HOLD = 2
     """Incarnation that must not pass its next fence."""
     SEALED = 3
@@ -90,7 +90,7 @@ class RankWord(IntEnum):
     ENTERED = 9
     """Newest boundary towards which an optimizer may have begun + 1; counted only where a held rank could stay."""
     BROUGHT_EVEN = 10
-    """What this rank brought to the agreement at its newest boundary of an even number, see core/agreement.py."""
+    """This rank's vector for the agreement at its newest boundary of an even number, see core/agreement.py."""
     BROUGHT_ODD = 11
     STEP = 12
     """Label of FINISHED: optimizer steps finished + 1."""
@@ -112,13 +112,13 @@ class Board:
         Only one process may do this at a time (the agent, which holds the run's lock).
 
         Raises:
-            AgentError: what lies there is not this user's, or not a board.
+            AgentError: the file that lies there is not this user's, or is not a board.
         """
         if os.path.lexists(path):
             board = cls.open(path)
             if board.num_ranks >= num_ranks:
                 return board
-        # Made under another name: who dies here leaves no half board behind, and readers of a smaller one keep it.
+        # Made under another name: a process that dies here leaves no half board, and readers of a smaller one keep it.
         unfinished = path.with_name(f"{path.name}.new")
         unfinished.unlink(missing_ok=True)
         mapping = _reserve(unfinished, (num_ranks + 1) * PAGE_BYTES)
@@ -170,7 +170,7 @@ class Board:
         self._words[(local_rank + 1) * _WORDS + word] = value
 
     def set_others(self, generation: int, sealed: int, passed: int) -> None:
-        """What is known of the other nodes' ranks; steps, or -1."""
+        """Write the progress known of the other nodes' ranks: steps, or -1."""
         if self.node(NodeWord.OTHERS_GENERATION) != generation:
             self.set_node(NodeWord.OTHERS_SEALED, 0)
             self.set_node(NodeWord.OTHERS_PASSED, 0)
@@ -191,14 +191,14 @@ class Board:
     def _with_others(self, here: int, word: NodeWord, generation: int) -> int:
         if not self.node(NodeWord.OTHERS):
             return here
-        # The same order as for a rank's words.
+        # Read in the same order as a rank's words in `lowest`.
         before = self.node(NodeWord.OTHERS_GENERATION)
         there = self.node(word) - 1
         known = before == generation and self.node(NodeWord.OTHERS_GENERATION) == generation
         return min(here, there) if known else -1
 
     def lowest(self, word: RankWord, generation: int, local_world_size: int) -> int:
-        """The same of this node's ranks alone."""
+        """The lowest step in that word among this node's ranks in this generation, or -1."""
         # A rank that enters a generation sets these words to 0 BEFORE it sets SEALED_GENERATION; read the other way
         # round, and the generation once more, so that the step is one of that generation.
         steps = []

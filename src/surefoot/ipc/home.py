@@ -1,10 +1,10 @@
 """Where a run lives on this machine: its lock, and the private directory with socket, board and segments.
 
-    <base>/surefoot-<euid>-<run>.lock        held by the run's agent; its text says who and where
+    <base>/surefoot-<euid>-<run>.lock        held by the run's agent; its text names the agent and its directory
     <base>/surefoot-<euid>-<run>-<nonce>/    0700: agent.sock, board, *.seg, in-use
 
-The lock's name is made of user and run alone, so a second launch meets it. `flock` says whether the holder lives;
-pids do not. The directory's name has a nonce: nobody can be waiting under it.
+The lock's name is made of user and run alone, so a second launch meets it. `flock` shows whether the holder lives; a
+pid does not. The directory's name has a nonce, so that no other process can occupy it in advance.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from surefoot.errors import AgentError, RunBusyError
 
 BASE_VARIABLE = "SUREFOOT_SHM"
-"""Environment variable that names another base directory than /dev/shm; it must be in memory to be quick."""
+"""Environment variable that names a base directory other than /dev/shm; it must be in memory to be quick."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - entries are private: own user, 0700 or 0600, never followed
 _SOCKET_PATH_BYTES = 107
 _IN_USE = "in-use"
 _LAUNCH_NOTES = "launch"
-"""Stands where a run's identity stands in the names of the files by which processes of one launch find their agent."""
+"""Takes the place of a run's identity in the names of the files by which processes of one launch find their agent."""
 
 
 def base_directory() -> Path:
@@ -54,7 +54,7 @@ class Home:
         self.run = run
         self.directory = directory
         self.previous_launch: str | None = previous.get("launch")
-        """Launch of the holder before, if it did not let go in good order."""
+        """Launch of the previous holder, if it did not release the lock in good order."""
         self._lock_fd = lock_fd
         self._lock = lock
         self._info = info
@@ -69,10 +69,10 @@ class Home:
 
     @classmethod
     def take(cls, run: str, launch: str, node: str) -> Home:
-        """Take the run's lock on this machine and its directory, an older launch's if one is left.
+        """Take the run's lock on this machine and its directory, or the directory that an older launch left.
 
         Raises:
-            RunBusyError: another agent holds it; `holder` tells what is known of it.
+            RunBusyError: another agent holds it; the message names its process.
         """
         lock = _lock_path(run)
         fd = open_private(lock)
@@ -118,15 +118,15 @@ class Home:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """Let go of the lock, with its name if nothing is left here. Whoever opened that name before sees by its
-        link count that it must look again."""
+        """Release the lock, and remove its name if nothing is left here. A process that opened that name before sees
+        by its link count that it must look again."""
         if not self.directory.exists():
             self._lock.unlink(missing_ok=True)
         os.ftruncate(self._lock_fd, 0)
         self._close()
 
     def _close(self) -> None:
-        # Forgotten before it is closed: its number is soon another file's, which no later child may lose.
+        # Forgotten before it is closed: its number is soon another file's, which a child forked later must not close.
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -152,7 +152,7 @@ def clean_run(found: Found) -> int:
     """Remove what a dead run left; returns the bytes given back.
 
     Raises:
-        RunBusyError: it lives.
+        RunBusyError: the run is alive.
     """
     fd = open_private(found.lock)
     try:
@@ -165,8 +165,8 @@ def clean_run(found: Found) -> int:
         freed = sum(path.stat().st_blocks * 512 for directory in found.directories for path in directory.iterdir())
         for directory in found.directories:
             shutil.rmtree(directory)
-        # Unlinked under the lock: whoever opens the name from now on makes a new file, and whoever holds the old
-        # one sees that its name is gone (see `open_private`).
+        # Unlinked under the lock: a process that opens the name from now on makes a new file, and one that holds the
+        # old file sees that its name is gone (see `open_private`).
         found.lock.unlink(missing_ok=True)
         return freed
     finally:
@@ -174,7 +174,7 @@ def clean_run(found: Found) -> int:
 
 
 class Use:
-    """A trainer's hold on the run's memory: while its agent is being replaced, nobody has the run's lock."""
+    """A trainer's hold on the run's memory: while its agent is being replaced, no process has the run's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = open_private(directory / _IN_USE)
@@ -183,7 +183,7 @@ class Use:
         os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
-        # Forgotten before it is closed, as a lock is.
+        # Forgotten before it is closed, for the same reason as the lock.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -224,10 +224,10 @@ def _lock_path(run: str) -> Path:
 
 
 def open_private(path: Path) -> int:
-    """Open a file of this user's alone, making it if need be; never one whose name is gone.
+    """Open a file that belongs to this user alone, making it if need be; never one whose name is gone.
 
     Raises:
-        AgentError: it is another user's.
+        AgentError: it belongs to another user.
     """
     while True:
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -241,7 +241,7 @@ def open_private(path: Path) -> int:
 
 
 def _directories(run: str) -> list[Path]:
-    """This user's private directories of a run, oldest first. Anybody else's is not ours to use."""
+    """This user's private directories of a run, oldest first. Directories of other users are left out."""
     found = []
     for path in base_directory().glob(f"surefoot-{os.geteuid()}-{run}-*"):
         info = path.lstat()

@@ -1,7 +1,7 @@
 """The segment: one rank's slots in shared memory, self-describing, so that a restarted agent can adopt it.
 
     static header   magic, sizes, run, plan hash, hash of all that                              page 0
-    slot table      one entry of 16 words a slot                                                page 1
+    slot table      one entry of 16 words per slot                                              page 1
     plan            JSON                                                                        from page 2
     slot 0 … n-1    record (JSON, up to record_capacity) │ image (the bytes of the file)        page-aligned
 
@@ -58,7 +58,7 @@ class Geometry:
     image_bytes: int
     plan_bytes: int
     replicas_bytes: int = 0
-    """Of other ranks' images that stand in each slot too, each rounded up to pages."""
+    """Size of the other ranks' images that stand in each slot too, each rounded up to pages."""
 
     @property
     def slots_offset(self) -> int:
@@ -98,7 +98,7 @@ class Sealed:
 
 
 class Segment:
-    """A mapped segment. The trainer calls `begin` and `seal`; the agent `set_hash` and `void`; anybody reads."""
+    """A mapped segment. The trainer calls `begin` and `seal`, the agent `set_hash` and `void`; both read."""
 
     def __init__(
         self, fd: int, mapping: mmap.mmap, geometry: Geometry, rank: int, run: str, plan_hash: str, path: Path | None
@@ -151,7 +151,7 @@ class Segment:
         return self.memory[start : start + round_up(self.geometry.image_bytes)]
 
     def replica(self, slot: int, rank: int) -> memoryview:
-        """Another rank's image, as far as this one has the same: what is that rank's own is missing in it."""
+        """Another rank's image, as far as this rank has the same bytes: that rank's private part is missing."""
         start = self.geometry.replicas_offset(slot) + areas(self.plan(), self.rank)[rank]
         return self.memory[start : start + self.plan().image(rank).size_bytes]
 
@@ -181,12 +181,12 @@ class Segment:
         Invariant: data and description are there BEFORE `seq` turns even.
 
         Raises:
-            ResourceError: the record has outgrown its place. Nothing was written.
+            ResourceError: the record has outgrown its place; nothing was written.
             UsageError: the slot was not opened by `begin`.
         """
         if len(record) > self.geometry.record_capacity:
             raise ResourceError(
-                f"slot {slot} of rank {self.rank}: a record of {len(record)} bytes, there is room for "
+                f"slot {slot} of rank {self.rank}: the record has {len(record)} bytes, and there is room for "
                 f"{self.geometry.record_capacity}; register fewer or smaller plain values, or start the run again"
             )
         if not self._get(slot, _SEQ) & 1:
@@ -213,7 +213,7 @@ class Segment:
 
         Args:
             slot: the slot.
-            seq: the `seq` that was found bad; no effect if the slot moved on. None: whatever it holds now.
+            seq: the `seq` that was found bad; no effect if the slot moved on. None: the image that it holds now.
         """
         self._set(slot, _VOIDED_SEQ, self._get(slot, _SEQ) if seq is None else seq)
 
@@ -236,7 +236,7 @@ class Segment:
         return self._get(slot, _SEQ)
 
     def sealed(self, slot: int) -> Sealed | None:
-        """Description of a sealed slot, None if it is free or being filled or changed while it was read."""
+        """Description of a sealed slot; None if it is free, is being filled, or changed while it was read."""
         seq = self._get(slot, _SEQ)
         if seq == 0 or seq & 1:
             return None
@@ -261,13 +261,13 @@ class Segment:
         return [sealed for slot in range(self.num_slots) if (sealed := self.sealed(slot)) is not None]
 
     def remove(self) -> None:
-        """Give the memory back to the machine, once nobody has it mapped any more."""
+        """Give the memory back to the machine, once no process has it mapped any more."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Let go of the descriptor; the mapping goes when its last view does."""
+        """Close the descriptor; the mapping goes when its last view does."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -301,8 +301,8 @@ def create_segment(
 ) -> Segment:
     """Reserve and describe a segment: a file in `directory`, or a sealed memfd where that mount is too small.
 
-    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. `replicas` says
-    whether there is room for those that the plan gives this rank to keep.
+    Every page is reserved here, so that shortage is an error now and not a SIGBUS in the training loop. With `replicas`
+    there is room for those that the plan gives this rank to keep.
 
     Raises:
         ResourceError: neither has room.
@@ -332,7 +332,7 @@ def _describe(memory: memoryview, geometry: Geometry, image: Image, plan_text: b
     for slot in range(geometry.num_slots):
         start = geometry.image_offset(slot)
         memory[start : start + len(image.header)] = image.header
-    # Last: a segment without this header is nobody's.
+    # Last: a segment without this header belongs to no run.
     full_barrier()
     memory[: len(header)] = header
 
@@ -355,7 +355,7 @@ def open_segment(fd: int, path: Path | None, *, populate: bool = False) -> Segme
         info = os.fstat(fd)
         what = str(path or "memfd")
         private = info.st_uid == os.geteuid() and stat.S_ISREG(info.st_mode) and info.st_nlink <= 1
-        # A memfd has no name by which others could open it; its mode says nothing.
+        # A memfd has no name by which others could open it, so its mode does not matter.
         if not private or (path is not None and info.st_mode & 0o077):
             raise CorruptError(f"{what}: not a segment of this user")
         if info.st_size < 2 * PAGE_BYTES:

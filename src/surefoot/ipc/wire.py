@@ -1,7 +1,7 @@
 """The wire between processes of one machine: length-limited JSON frames over a private Unix socket.
 
 A frame is a 4-byte little-endian length and that many bytes of JSON, an object. Descriptors travel with the length.
-Nothing here unpickles anything. Both sides check that the other has their own user id.
+Nothing here unpickles anything. Each side checks that the other has the same user id.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def peer_pid(sock: socket.socket) -> int:
     """Process id of the other side.
 
     Raises:
-        AgentError: it runs as another user.
+        AgentError: the other side runs as another user.
     """
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
@@ -140,7 +140,7 @@ def _receive_header(sock: socket.socket) -> tuple[bytes, list[int]]:
     ]
     if flags & socket.MSG_CTRUNC:
         _close_all(fds)
-        raise WireError(f"a frame brings more descriptors than {_MAX_FDS}, or more than this process may open")
+        raise WireError(f"a frame carries more descriptors than {_MAX_FDS}, or more than this process may open")
     return header, fds
 
 

@@ -1,4 +1,4 @@
-"""What a user decides of a run, and what a node agent is started with."""
+"""Settings: the options of a run that a user decides, and those with which a node agent is started."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from surefoot.errors import ConfigError
 DEFAULT_GRACE_S = 30.0
 MIN_SLOTS = 2
 DEFAULT_SLOTS = 3
-"""Two that the strict fence needs, and one that an upload pins."""
+"""Two slots that the strict fence needs, and one that an upload pins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a user decides of how a run is kept.
+    """The options by which a user decides how a run is saved.
 
     Names and units are the same in Python (`interval_s=60`), on the command line (`--interval-s 60`) and in the
     environment (`SUREFOOT_INTERVAL_S=60`). An argument wins over the environment, the environment over the default.
@@ -60,10 +60,10 @@ class Options:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options:
-        """Each option whose variable is set, the others by default.
+        """Each option from its variable if that is set, the others by default.
 
         Raises:
-            ConfigError: a variable has no such value.
+            ConfigError: the text of a variable is not a value of its option.
         """
         found: dict[str, Any] = {}
         for name in OPTION_NAMES:
@@ -77,7 +77,7 @@ class Options:
         return cls(**found)
 
     def to_environment(self) -> dict[str, str]:
-        """Variables from which `from_environment` makes the same options; an empty one stands for the default."""
+        """Variables from which `from_environment` makes the same options; an empty value means the default."""
         return {
             _variable(name): "" if value is None else os.pathsep.join(value) if name == "disk" else str(value)
             for name, value in ((name, getattr(self, name)) for name in OPTION_NAMES)
@@ -144,13 +144,13 @@ class AgentConfig:
     supervised: bool = False
     """A supervisor will connect, and its end is the launch's end."""
     owner_pid: int = 0
-    """The process whose end is the launch's end: the supervisor, or the trainer or its launcher. 0: nobody."""
+    """The process whose end is the launch's end: the supervisor, or the trainer or its launcher. 0: no process."""
     grace_s: float = DEFAULT_GRACE_S
     """Window of a notice that names none, such as a bare SIGTERM."""
     watch: str | None = None
     """A file whose appearance is a notice."""
     note: str | None = None
-    """File by which processes of one launch find the agent; removed with it."""
+    """File by which processes of one launch find the agent; removed with the agent."""
     num_slots: int = DEFAULT_SLOTS
     resume: str = "auto"
     """`auto`: newest good checkpoint, else scratch; `must`: refuse to start from scratch; `never`: from scratch."""
@@ -162,10 +162,10 @@ class AgentConfig:
 
     @classmethod
     def of(cls, options: Options, **others: Any) -> AgentConfig:
-        """Settings of an agent that keeps a run as the user decided.
+        """Settings of an agent that saves a run as the user decided.
 
         Raises:
-            ConfigError: nobody named the run's place.
+            ConfigError: the user has not named the run's place.
         """
         if not options.to:
             raise ConfigError(

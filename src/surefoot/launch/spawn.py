@@ -28,16 +28,16 @@ READY_WITHIN_S = 180.0
 
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Kept, so that an agent that outlives the call is not taken for a forgotten child."""
+"""Kept, so that Python does not warn of an agent that outlives the call as of a forgotten child."""
 
 
 def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start an agent as a program of its own, in its own session, and wait until it serves.
 
-    Never a fork of the caller, whose threads and libraries would come along half alive.
+    It is never a fork of the caller, whose threads and libraries would be in an undefined state in the child.
 
     Returns:
-        The process, and what it said: `socket`, `board`, `run`.
+        The process, and its answer: `socket`, `board`, `run`.
 
     Raises:
         SurefootError: it could not start; the error is the agent's own.
@@ -47,9 +47,10 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
         process, answer = _try_spawn(config, end_s)
         if answer is not None:
             break
-        # One that was killed from outside says nothing about the next one; one that ends by itself will end again.
+        # An agent that was killed from outside does not show that the next one will end; one that ends by itself
+        # will end again.
         if process.wait() != -signal.SIGKILL or boot_s() > end_s:
-            raise AgentError("the agent ended before it was ready; what it printed says why")
+            raise AgentError("the agent ended before it was ready; its own output names the reason")
     if "error" in answer:
         process.wait()
         kind = getattr(errors, str(answer.get("kind")), AgentError)
@@ -58,7 +59,7 @@ def spawn_agent(config: AgentConfig) -> tuple[subprocess.Popen[bytes], dict[str,
 
 
 def _try_spawn(config: AgentConfig, end_s: float) -> tuple[subprocess.Popen[bytes], dict[str, Any] | None]:
-    """A new agent, and what it said when it was ready; None if it ended before."""
+    """A new agent, and its answer when it was ready; None if it ended before."""
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
@@ -92,7 +93,7 @@ def find_or_spawn(config: AgentConfig, key: str) -> dict[str, Any]:
 
 
 def launch_key(owner_pid: int, uri: str) -> str:
-    """Names a launch by its owner's process, which its pid alone would not: pids are used again."""
+    """A name for the launch that this process owns. A pid alone is not enough: pids are used again."""
     start = Path(f"/proc/{owner_pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     return f"{owner_pid}-{start}-{uri}"
 
@@ -104,7 +105,7 @@ def _locked(path: Path) -> Iterator[int]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             break
-        # Removed while it was waited for: whoever comes next would lock another file.
+        # Removed while this process waited for it: the next process would lock another file.
         os.close(fd)
     try:
         yield fd
@@ -121,7 +122,7 @@ def _serves(socket_path: str) -> bool:
 
 
 def _first_line(fd: int, end_s: float) -> dict[str, Any] | None:
-    """What is written up to the first end of a line; None if the writer ended without one."""
+    """The first line, parsed; None if the writer ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         ready, _, _ = select.select([fd], [], [], max(0.0, end_s - boot_s()))

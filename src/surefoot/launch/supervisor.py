@@ -1,7 +1,7 @@
-"""The supervisor: `surefoot run`. Two children, the agent and torchrun; restarts either; fit to be PID 1.
+"""The supervisor, `surefoot run`: starts two children, the agent and torchrun, and restarts either; fit to be PID 1.
 
-A SIGTERM to it, to its group or to every process of the job is one notice: the children are deaf to SIGTERM, and it
-passes the notice on. The agent ends the trainers, not torchrun, whose way takes half a minute.
+A SIGTERM to the supervisor, to its group or to every process of the job is one notice: the children ignore SIGTERM, and
+the supervisor passes the notice on. The agent ends the trainers, not torchrun, which takes half a minute to do so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DRAIN_WITHIN_S = 960.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
-    """What to run."""
+    """The script of a launch, and the processes and nodes on which it runs."""
 
     script: Sequence[str]
     """Script (or `-m module`) and its arguments."""
@@ -47,7 +47,7 @@ class LaunchConfig:
     meet: str | None = None
     """Host and port of one of the nodes, where all nodes' torchrun meet; needed for several nodes."""
     job: str | None = None
-    """Name by which the nodes of one job know each other; by default made of the run's place."""
+    """Name by which the nodes of one job find each other; by default made of the run's place."""
     max_restarts: int = 3
     """Restarts in a row without a new finished step, before the script's failure is final."""
 
@@ -82,8 +82,8 @@ class Supervisor:
             return self._loop()
         finally:
             self._kill_torchrun()
-            # Also after an error or a second Ctrl-C: nothing is left that trains, and the agent ends by itself.
-            self._tell({"op": "done", "finished": False})
+            # Also after an error or a second Ctrl-C: no trainer is left then, and the agent ends by itself.
+            self._send({"op": "done", "finished": False})
             if self._agent is not None:
                 self._reap(self._agent)
 
@@ -104,33 +104,33 @@ class Supervisor:
                     return self._end(code)
 
     def _torchrun_ended(self, code: int) -> int | None:
-        """What its end means; None to go on."""
+        """The exit code to end with, now that torchrun has ended; None to go on."""
         self._torchrun = None
         if code == FINISHED:
-            self._tell({"op": "done", "finished": True})
+            self._send({"op": "done", "finished": True})
             return FINISHED
         generation, barren, ending = self._progress()
         if self._noticed is not None or ending:
-            # The agent decides what this end was, once everything that can be safe is.
+            # The agent decides on the exit code, once everything that can be made safe is safe.
             return None
         # Not worth another start: the script never opened the run, or too many starts in a row finished no step.
         if generation > self._generation_at_launch and barren < self._launch.max_restarts:
             self._start_torchrun(self._launch.max_restarts - barren - 1)
             return None
-        self._tell({"op": "done", "finished": False})
+        self._send({"op": "done", "finished": False})
         return code
 
     def _progress(self) -> tuple[int, int, bool]:
-        """Newest generation; how many in a row up to it finished no step; whether the agent is ending the launch."""
+        """Newest generation; how many up to it in a row finished no step; whether the agent is ending the launch."""
         answer = self._ask({"op": "progress"}) or {}
         return int(answer.get("generation") or 0), int(answer.get("barren") or 0), bool(answer.get("ending"))
 
     def _end(self, code: int) -> int:
         self._kill_torchrun()
         if code == FINISHED or code not in _RESERVED:
-            self._tell({"op": "done", "finished": code == FINISHED})
+            self._send({"op": "done", "finished": code == FINISHED})
         else:
-            self._tell({"op": "done", "finished": False})
+            self._send({"op": "done", "finished": False})
         assert self._agent is not None
         try:
             agent_code = self._agent.wait(_DRAIN_WITHIN_S)
@@ -165,10 +165,10 @@ class Supervisor:
         for number, source in _NOTICES.items():
             if number in numbers and self._noticed is None:
                 self._noticed = source
-                self._tell({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
+                self._send({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
 
     def _reap_orphans(self) -> None:
-        """As PID 1, collect what was left to us; our own children are waited for by name."""
+        """As PID 1, reap orphans that other processes left; our own two children are waited for by pid."""
         if os.getpid() != 1:
             return
         own = {p.pid for p in (self._agent, self._torchrun) if p is not None}
@@ -186,43 +186,43 @@ class Supervisor:
         try:
             self._link = wire.connect(self._answer["socket"], 10.0)
         except OSError:
-            # It has ended since; the next look finds that.
+            # The agent has ended since; the loop finds that in its next round.
             return
-        self._tell({"role": "supervisor"})
+        self._send({"role": "supervisor"})
         if self._torchrun is not None:
-            self._tell({"op": "torchrun", "pid": self._torchrun.pid})
+            self._send({"op": "torchrun", "pid": self._torchrun.pid})
         if self._noticed is not None:
-            self._tell({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
+            self._send({"op": "notice", "source": self._noticed, "grace_s": self._config.grace_s})
 
     def _agent_ended(self) -> None:
         assert self._agent is not None
         if self._drained is not None:
             return
         served = boot_s() - self._agent_since_s >= _LIVED_S
-        # One that was killed from outside (by hand, for its memory) says nothing about the next one; one that ends by
-        # itself as soon as it has started will end again.
+        # An agent that was killed from outside (by hand, for its memory) does not show that the next one will end; one
+        # that ends by itself as soon as it has started will end again.
         if self._agent.returncode != -signal.SIGKILL:
             self._respawns = [*self._respawns[-_SPAWNS_AT_MOST:], boot_s()] if not served else []
         if len(self._respawns) > _SPAWNS_AT_MOST and self._respawns[-1] - self._respawns[0] < _SPAWNS_WITHIN_S:
-            raise AgentError("the node agent ended again and again; what it printed says why")
+            raise AgentError("the node agent ended again and again; its own output names the reason")
         if self._link is not None:
             self._link.close()
             self._link = None
         self._start_agent()
 
-    def _tell(self, body: dict[str, Any]) -> None:
+    def _send(self, body: dict[str, Any]) -> None:
         if self._link is None:
             return
         try:
             wire.send(self._link, body)
         except OSError:
-            # Its successor is told when it starts.
+            # The agent is gone: `_start_agent` sends what counts to its successor.
             return
 
     def _ask(self, body: dict[str, Any]) -> dict[str, Any] | None:
         if self._link is None:
             return None
-        self._tell({**body, "id": 1})
+        self._send({**body, "id": 1})
         self._link.settimeout(10.0)
         try:
             while (frame := wire.receive(self._link)) is not None:
@@ -274,7 +274,7 @@ class Supervisor:
             "--signals-to-handle=SIGQUIT",
             *_after_options(self._launch.script),
         ]
-        # torchrun would set this too, with a page of explanation for each launch.
+        # torchrun would set this too, and print a page of explanation at each launch.
         threads = {"OMP_NUM_THREADS": "1"} if self._launch.num_procs > 1 else {}
         environment = {
             **threads,
@@ -283,7 +283,7 @@ class Supervisor:
             **self._options,
         }
         self._torchrun = subprocess.Popen(command, env=environment, preexec_fn=_deaf)
-        self._tell({"op": "torchrun", "pid": self._torchrun.pid})
+        self._send({"op": "torchrun", "pid": self._torchrun.pid})
 
     def _job(self) -> str:
         if self._launch.num_nodes == 1:
@@ -306,12 +306,12 @@ class Supervisor:
 
 
 def _after_options(script: Sequence[str]) -> list[str]:
-    # Without the dashes torchrun takes an option of the script for one of its own that begins like it.
+    # Without the dashes torchrun would take an option of the script for an option of its own that begins alike.
     flags = [word for word in script[:1] if word == "-m"]
     return [*flags, "--", *script[len(flags) :]]
 
 
 def _deaf() -> None:
-    # Inherited by the trainers: a signal to everybody reaches only the supervisor.
+    # The trainers inherit this: of a signal to all processes only the supervisor takes notice.
     for number in _NOTICES:
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""`python -m surefoot.launch.torchrun ARGS`: torchrun, ending with the script's own exit code.
+"""`python -m surefoot.launch.torchrun ARGS`: runs torchrun, and ends with the script's own exit code.
 
-torchrun itself ends with 1 whatever the script ended with; its record of the first failure knows better.
+torchrun itself ends with 1 however the script failed; the script's code stands in its record of the first failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIGNALLED = 128
 
 
 def main() -> int:
-    # The rendezvous shares one store between rounds unless told not to, which breaks restarts.
+    # By default the rendezvous shares one store between rounds, which breaks restarts.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         torchrun.run(torchrun.parse_args(sys.argv[1:]))  # type: ignore[no-untyped-call]

@@ -1,5 +1,5 @@
-"""The mesh of a run's node agents: authenticated connections that carry notices, liveness, inventories and decisions.
+"""Connects a run's node agents: authenticated connections carry notices, liveness, inventories, decisions and images.
 
-Small messages only; bytes in bulk have connections of their own. No torch in here, and no knowledge of what the
-messages mean.
+Bytes of images travel as answers to questions, piece by piece; long messages leave room for short ones between their
+parts (`outbox.py`). No torch in here, and no knowledge of the messages' meaning.
 """

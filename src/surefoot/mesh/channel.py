@@ -76,7 +76,7 @@ async def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
     except socket.gaierror:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{host[:80]!r} is no name of a host") from error
+        raise OSError(f"{host[:80]!r} is not a host name") from error
     return [(family, address) for family, _kind, _protocol, _name, address in found]
 
 

@@ -1,4 +1,4 @@
-"""How agents find each other: each puts where it listens into the run's own place, and lists what the others put.
+"""Lets agents find each other: each puts its address into the run's own place, and lists the others' addresses.
 
 The round's nonce is part of the key, so entries of older rounds are never seen.
 """
@@ -60,13 +60,12 @@ async def announce(tier: Tier, round_nonce: str, presence: Presence, *, instead:
 
 
 def _taken(mine: Presence, standing: Presence) -> SurefootError:
-    """Who announced this node before."""
+    """The error for a node that another agent has announced before."""
     if standing.ranks == mine.ranks and standing.world_size == mine.world_size:
         # A round has each rank once: it was this node's.
         return AgentError(
             f"the agent of node {mine.node} was lost while its trainers started, and others may have met that one: "
-            "this start ends here, and is begun again by whoever started the trainers; if nobody does, start all nodes "
-            "again"
+            "this start ends here; the trainers' launcher starts it again; without one, start all nodes again"
         )
     return ConfigError(
         f"node {mine.node} has been announced by another process, with rank(s) {spans(standing.ranks)}: "
@@ -109,7 +108,7 @@ async def gather(
         except TierDeniedError:
             raise
         except TierError as error:
-            # Could not be read is not "is not there": look again, and say so if it stays like that.
+            # Could not be read is not "is not there": look again, and report it if it stays like that.
             trouble = str(error)
         census = count(found.values())
         if census.complete:
@@ -159,7 +158,7 @@ def _who_is_missing(
     here = ", ".join(sorted(found)) or "none"
     if trouble:
         return (
-            f"who has come to round {round_nonce} cannot be told after {within_s:g} s (nodes seen: {here}); "
+            f"the members of round {round_nonce} are still unknown after {within_s:g} s (nodes seen: {here}); "
             f"the run's place failed at the last look: {trouble}"
         )
     who = f"rank(s) {spans(census.missing)} of {census.world_size}" if found else "all ranks"

@@ -1,4 +1,4 @@
-"""Where an agent listens, and what strangers can take from it: a bounded number of places, for a bounded time."""
+"""Listens for other agents. Strangers can take only a bounded number of places, each for a bounded time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Door:
     """Accepts connections and lets in those that prove themselves.
 
     When all places are taken, the oldest half-open connection goes. An honest one needs some milliseconds, so a flood
-    must bring as many connections in those as there are places, to keep anybody out.
+    keeps it out only if it opens as many connections in that time as there are places.
     """
 
     def __init__(self, sock: socket.socket, certificate: Certificate | None, places: int, within_s: float) -> None:
@@ -36,7 +36,7 @@ class Door:
 
     @classmethod
     async def open(cls, host: str, port: int, tls: bool | None, places: int, within_s: float) -> Door:
-        """Listen. TLS unless `tls` says otherwise or the address is one of the loopback interface.
+        """Listen. `tls` None: use TLS unless the address is one of the loopback interface.
 
         Raises:
             ConfigError: this machine has no such address, or the port is taken.
@@ -65,14 +65,14 @@ class Door:
         self._sock.close()
 
     async def serve(self, group: asyncio.TaskGroup, prove: Prove, enter: Enter, say: Callable[[str], None]) -> None:
-        """For ever: let in whoever passes `prove`; `enter` has the connection for as long as it lasts."""
+        """For ever: let in each connection that passes `prove`; `enter` has the connection for as long as it lasts."""
         while True:
             try:
                 sock = await self._accept()
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # Short of descriptors or memory: whoever waits still waits.
+                # Short of descriptors or memory: connections that wait go on waiting.
                 say(f"cannot take a connection: {error}")
                 await asyncio.sleep(_REST_S)
                 continue
@@ -116,7 +116,7 @@ class Door:
             self._half_open.pop(visit, None)
             await enter(channel, session)
         except (OSError, EOFError):
-            # Nobody is told: strangers knock at every port, and members that fail say so at their own end.
+            # Not reported: strangers knock at every port, and members that fail report it at their own end.
             return
         finally:
             self._half_open.pop(visit, None)

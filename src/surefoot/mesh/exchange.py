@@ -1,4 +1,4 @@
-"""Messages: tells, questions and answers, each sent to the handler of its operation.
+"""Hands each message (one-way, question or answer) to the handler of its operation.
 
     {"beat": n}                        the sender's counter
     {"tell": body}                     no answer
@@ -18,15 +18,15 @@ from surefoot.errors import AgentError, SurefootError, WireError
 from surefoot.ipc.wire import Body
 
 Hear = Callable[[str, Body], None]
-"""Told the sending node and the body. Must not wait: it runs where connections are read, one message after another."""
+"""Called with the sending node and the body. Must not wait: it runs where connections are read, message by message."""
 Answer = Callable[[str, Body], Awaitable[Body]]
-"""Told the asking node and the body; its result is the answer. A `SurefootError` is the answer, too, as text."""
+"""Called with the asking node and the body; its result is the answer. A `SurefootError` is an answer, too, as text."""
 
 _ERROR_CHARACTERS = 2000
 
 
 class Handlers:
-    """What is done with each operation."""
+    """The handlers of the operations."""
 
     def __init__(self) -> None:
         self._hear: dict[str, Hear] = {}
@@ -41,19 +41,19 @@ class Handlers:
         self._answer[operation] = handler
 
     def told(self, node: str, body: Body) -> None:
-        """Hand on what `node` tells.
+        """Hand on a one-way message of `node`.
 
         Raises:
-            WireError: nobody knows the operation.
+            WireError: the operation has no handler.
             SurefootError: of the handler.
         """
         handler = self._hear.get(_operation(body))
         if handler is None:
-            raise WireError(f"node {node} tells {_operation(body)!r}, which this version does not know")
+            raise WireError(f"node {node} sent {_operation(body)!r}, which this version does not know")
         handler(node, body)
 
     async def asked(self, node: str, body: Body) -> Body:
-        """What is to be answered, an error included."""
+        """The answer to a question, which may be an error."""
         handler = self._answer.get(_operation(body))
         if handler is None:
             return {"error": f"this version does not know the question {_operation(body)!r}"}
@@ -86,11 +86,11 @@ class Questions:
         """An answer came; one that nobody waits for any more is dropped.
 
         Raises:
-            WireError: it is no answer.
+            WireError: it is not an answer.
         """
         number, body, error = message.get("answer"), message.get("body"), message.get("error")
         if type(number) is not int or (type(body) is not dict and type(error) is not str):
-            raise WireError(f"node {self._node} sends an answer that is none")
+            raise WireError(f"node {self._node} sent a message that is not an answer")
         waiting = self._open.get(number)
         if waiting is None or waiting.done():
             return
@@ -100,7 +100,7 @@ class Questions:
             waiting.set_exception(AgentError(f"node {self._node}: {error}"))
 
     def fail(self, why: str) -> None:
-        """Nobody is going to answer what was asked so far."""
+        """Fail every question that is still open: no answer will come."""
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(AgentError(f"node {self._node} did not answer: {why}"))

@@ -99,7 +99,7 @@ def decode(data: bytes) -> Body:
     """A JSON object.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not a message.
     """
     try:
         body = parse_json(data, "a frame")

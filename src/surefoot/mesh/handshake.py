@@ -1,11 +1,11 @@
-"""How two agents prove to each other that they know the round's key. Neither ever sends it.
+"""Lets two agents prove to each other that they know the round's key. Neither ever sends it.
 
     dialer    →  from, to, life, nonce, proof       "hello"
     listener  →  life, nonce, proof                 "here", only to a good hello
     dialer    →  proof                              "done"
     listener  →  first frame under the connection's keys: welcome, or why not
 
-A proof is HMAC-SHA-256 under the round's key of everything said so far, with the name of the step it belongs to, the
+A proof is HMAC-SHA-256 under the round's key of everything sent so far, with the name of the step it belongs to, the
 round, both names, and the channel: the fingerprint of the listener's certificate, as each side sees it. So
 
 * a proof fits one step, one direction, one pair of nodes and one round: nothing can be sent back or used elsewhere;
@@ -13,8 +13,8 @@ round, both names, and the channel: the fingerprint of the listener's certificat
   with a proof over its old nonce, which is of use to nobody; it gets no further.);
 * somebody in the middle of a TLS connection shows another certificate: the proofs of the two sides do not fit.
 
-Whoever fails gets no answer, whatever the reason was, and comparing takes the same time wherever the difference is.
-The connection's keys follow from the round's key and all that was said, so they are new for each connection.
+A side that fails gets no answer, whatever the reason, and comparing takes the same time wherever the difference is.
+The connection's keys follow from the round's key and all that was sent, so they are new for each connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LIFE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """What an agent says of itself."""
+    """An agent's own name and life."""
 
     node: str
     life: str
@@ -59,11 +59,11 @@ class Session:
 
 
 Verdict = Callable[[str, str], str | None]
-"""Told node and life of a dialer that has proved itself: why it is not welcome, or None."""
+"""Called with node and life of a dialer that has proved itself; returns why it is not welcome, or None."""
 
 
 class NotWelcomeError(WireError):
-    """The listener knows who dials, and says why it does not want the connection."""
+    """The listener knows the dialer, and gave the reason why it refuses the connection."""
 
 
 def new_life() -> str:
@@ -75,7 +75,7 @@ async def dial(channel: Channel, key: RoundKey, me: Me, other: str) -> Session:
 
     Raises:
         NotWelcomeError: the listener refuses.
-        WireError: whoever listens there is not `other`, or not of this round.
+        WireError: the listener is not `other`, or not of this round.
         OSError, EOFError: the connection ended.
     """
     said = _Said(key, channel.name)
@@ -96,8 +96,8 @@ async def answer(channel: Channel, key: RoundKey, me: Me, verdict: Verdict) -> S
     """The listener's side. Bounded by the caller in time.
 
     Raises:
-        NotWelcomeError: `verdict` refuses; the other side was told why.
-        WireError: whoever dialed did not prove itself; nothing was said to it.
+        NotWelcomeError: `verdict` refuses; the other side was sent the reason.
+        WireError: the dialer did not prove itself; no answer was sent.
         OSError, EOFError: the connection ended.
     """
     said = _Said(key, channel.name)
@@ -121,7 +121,7 @@ async def answer(channel: Channel, key: RoundKey, me: Me, verdict: Verdict) -> S
 
 
 class _Said:
-    """All that was said on a connection, in order, and the proofs over it."""
+    """All that was sent on a connection, in order, and the proofs over it."""
 
     def __init__(self, key: RoundKey, channel: str) -> None:
         self._key = key
@@ -137,7 +137,7 @@ class _Said:
         """Believe the other side's next step, or raise."""
         wanted = self.prove(step, words)
         if not hmac.compare_digest(proof.encode("utf-8", "surrogatepass"), wanted.encode("ascii")):
-            raise WireError("whoever is at the other end does not know the key of this round")
+            raise WireError("the other end does not know the key of this round")
 
     def session(self, node: str, life: str, *, dialer: bool) -> Session:
         salt = sha256(compact(self._words)).digest()

@@ -14,7 +14,7 @@ from surefoot.mesh.outbox import Joiner, Outbox
 
 
 class Link:
-    """Sends what is in the outbox, hands on what comes. One task writes, one reads; the end of one is both's."""
+    """Sends what is in the outbox, hands on what arrives. One task writes, one reads; the end of one is both's."""
 
     def __init__(self, channel: Channel, session: Session, outbox: Outbox, most_bytes: int) -> None:
         self.life = session.life
@@ -26,7 +26,7 @@ class Link:
         self._ended = False
 
     async def serve(self, group: asyncio.TaskGroup, take: Callable[[Body], None]) -> str:
-        """Until the connection ends; says why it did. `take` gets each message, in order.
+        """Run until the connection ends; returns why it did. `take` gets each message, in order.
 
         A `WireError` of `take` ends the connection too.
         """
@@ -64,5 +64,5 @@ class Link:
                 # Waits while the other side does not read; meanwhile messages wait where short ones can overtake.
                 await writer.drain()
         except OSError:
-            # The reader hears of it: its stream ends.
+            # The reader notices: its stream ends.
             self._channel.abort()

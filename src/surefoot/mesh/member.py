@@ -1,4 +1,4 @@
-"""One other node of the round, as this one sees it: what waits for it, the connection to it, questions to it."""
+"""Holds one other node of the round, as this one sees it: its connection, waiting messages and open questions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Member:
             self.link = None
 
     def say_once(self, text: str) -> None:
-        """Say what is wrong, not again until something else is or a connection stood."""
+        """Log a fault; log it again only after another fault or a connection."""
         if text != self._said:
             self._said = text
             self._say(text)
@@ -81,7 +81,7 @@ class Member:
         if self.link is not None:
             self.link.end()
         if self.life and session.life != self.life:
-            # What waits was meant for a process that is no more.
+            # The waiting messages were meant for a process that has ended.
             self._outbox.clear()
         self._outbox.rewind()
         self.link, self.life, self._said = link, session.life, ""
@@ -108,7 +108,7 @@ class Member:
         try:
             self._handlers.told(self.node, body)
         except SurefootError as error:
-            self._say(f"what node {self.node} told was not understood: {error}")
+            self._say(f"a message from node {self.node} was not understood: {error}")
 
     def _asked(self, group: asyncio.TaskGroup, number: int, body: Body) -> None:
         if self._answering >= _ANSWERING_AT_ONCE:
@@ -126,11 +126,11 @@ class Member:
 
 def _integer(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise WireError("a message with a number that is none")
+        raise WireError("a message whose number is not valid")
     return value
 
 
 def _object(value: object) -> Body:
     if type(value) is not dict:
-        raise WireError("a message with a body that is no object")
+        raise WireError("a message whose body is not an object")
     return value

@@ -1,8 +1,8 @@
-"""A node's part of the mesh: it listens, keeps one connection to each other node, and says who is lost.
+"""Runs a node's part of the mesh: listens, keeps one connection to each other node, and reports lost nodes.
 
-Of each pair the node with the smaller name dials, until it is told that the other is gone. Messages to a node wait
-while there is no connection, up to a bound. They arrive at most once and in order (short and long ones apart); what
-was on its way when a connection ended is lost, so whoever must be sure asks, or tells again from `on_linked`.
+Of each pair the node with the smaller name dials, until it learns that the other is gone. Messages to a node wait
+while there is no connection, up to a bound. They arrive at most once and in order (short and long ones apart); a
+message on its way when a connection ended is lost, so a caller that must be sure asks, or sends again from `on_linked`.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class Mesh:
         now_s: Callable[[], float] = boot_s,
         say: Callable[[str], None] = _nothing,
     ) -> None:
-        """`say` gets one line for each thing that went wrong, never with a secret in it."""
+        """`say` gets one line for each fault, never with a secret in it."""
         if not is_node_name(node):
             raise ConfigError(f"not a node's name: {node[:140]!r}; up to 128 letters, digits, '.', '_' and '-'")
         self.me = Me(node, new_life())
         self.on_lost: Callable[[str], None] = _nothing
-        """Told a node whose counter did not change for too long."""
+        """Called with a node whose counter did not change for too long."""
         self.on_back: Callable[[str], None] = _nothing
-        """Told a node that was lost and is heard again."""
+        """Called with a node that was lost and sends again."""
         self.on_linked: Callable[[str, bool], None] = _nothing_linked
-        """Told a node to which a connection now stands, and whether it is the first to that process."""
+        """Called with a node to which a connection now stands, and whether it is the first to that process."""
         self._config = config or MeshConfig()
         self._now_s = now_s
         self._say = say
@@ -105,7 +105,7 @@ class Mesh:
         self._gates = {silent: asyncio.Semaphore(_DIALS_AT_ONCE) for silent in (False, True)}
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> Place:
-        """Listen, and say where. Whoever comes before `join` is turned away unheard.
+        """Listen, and return the address. A connection that comes before `join` is turned away unread.
 
         Raises:
             ConfigError: this machine has no such address, or the port is taken.
@@ -131,7 +131,7 @@ class Mesh:
                 member.cut()
 
     def hear(self, operation: str, handler: Hear) -> None:
-        """What to do with bodies told whose `op` is `operation`. The handler must not wait."""
+        """Set the handler of one-way messages whose `op` is `operation`. It must not wait."""
         self._handlers.hear(operation, handler)
 
     def answer(self, operation: str, handler: Answer) -> None:
@@ -171,7 +171,7 @@ class Mesh:
         """Queue a message; False if the node is lost, or does not take what waits for it.
 
         Raises:
-            UsageError: the node is no member of the round.
+            UsageError: the node is not a member of the round.
         """
         return self._member(node).post({"tell": body})
 
@@ -184,7 +184,7 @@ class Mesh:
 
         Raises:
             AgentError: none came in time, the node is lost, the connection ended, or the answer is an error.
-            UsageError: the node is no member of the round.
+            UsageError: the node is not a member of the round.
         """
         questions = self._member(node).questions
         number, answered = questions.begin()
@@ -237,7 +237,7 @@ class Mesh:
     def _member(self, node: str) -> Member:
         member = self._members.get(node)
         if member is None:
-            raise UsageError(f"node {node} is no member of this round; members: {', '.join(self.members)}")
+            raise UsageError(f"node {node} is not a member of this round; members: {', '.join(self.members)}")
         return member
 
     def _outbox(self) -> Outbox:
@@ -298,7 +298,7 @@ class Mesh:
     def _verdict(self, node: str, life: str) -> str | None:
         member = self._members.get(node)
         if member is None:
-            return f"{node} is no member of this round"
+            return f"{node} is not a member of this round"
         if self.me.node < node:
             return f"{self.me.node} dials {node}, not the other way round"
         if member.link is not None and member.life != life and not member.lost:
@@ -320,7 +320,7 @@ class Mesh:
             self._note_change()
             self.on_linked(member.node, fresh)
             if self._members.get(member.node) is member:
-                # Its proof was made just now: a process that was not heard before has begun to live.
+                # Its proof was made just now: a process that has sent nothing before has begun to live.
                 self._beaten(member.node, session.life, liveness.NO_BEAT)
 
         await member.serve(self._group, channel, session, MAX_MESSAGE_BYTES, linked)
@@ -338,7 +338,7 @@ class Mesh:
             if looked.stood_still_s:
                 self._say(f"this agent stood still for {looked.stood_still_s:.1f} s: nobody is judged by that time")
             for member in [self._members[node] for node in looked.lost]:
-                # Whoever hears of one may have entered a new round, or have called others gone.
+                # A callback may have entered a new round, or have called others gone.
                 if self._members.get(member.node) is member:
                     self._lose(member)
 

@@ -1,8 +1,8 @@
 """The run's secret, and the keys made of it.
 
-The secret lies in the run's own place, so whoever can read the run can speak for one of its nodes, and nobody else
-can. It is never in an argument, an environment variable, a log or a message. Each round has a key of its own: an agent
-of an older round cannot speak in a newer one.
+The secret lies in the run's own place, so a process can speak for one of the run's nodes only
+if it can read the run. It is never in an argument, an environment variable, a log or a message. Each round has a key
+of its own: an agent of an older round cannot speak in a newer one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def round_key(secret: Secret, run: str, round_nonce: str) -> RoundKey:
     """The key of one round: HKDF with SHA-256 (RFC 5869) of the secret, the run's id and the round's nonce.
 
     Raises:
-        ConfigError: the nonce is none.
+        ConfigError: the nonce is not valid.
     """
     if not is_round(round_nonce):
         raise ConfigError(f"not the nonce of a round: {round_nonce[:80]!r}; 8 to 64 letters, digits, _ and -")

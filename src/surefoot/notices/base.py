@@ -1,4 +1,4 @@
-"""What a notice source is: something that knows of evictions before they happen."""
+"""Defines a notice source, which learns of evictions before they happen."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Notice:
     """An announced eviction of this machine."""
 
     source: str
-    """Who said so, for the log."""
+    """The source of the notice, for the log."""
     grace_s: float | None
-    """Seconds from now until the machine may vanish; None if the source does not say."""
+    """Seconds from now until the machine may vanish; None if the source does not know."""
 
 
 class NoticeSource(Protocol):

@@ -1,4 +1,4 @@
-"""A file whose appearance is a notice: for whoever can only touch files."""
+"""Watches a file whose appearance is a notice, for tools that can only touch files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class FileNotice:
         self._path = path
 
     async def wait(self) -> Notice:
-        while not os.path.lexists(self._path):  # noqa: ASYNC110, ASYNC240 - one stat; somebody else makes it
+        while not os.path.lexists(self._path):  # noqa: ASYNC110, ASYNC240 - one stat; another process makes it
             await asyncio.sleep(_LOOK_EVERY_S)
         return Notice(f"file {self._path}", None)

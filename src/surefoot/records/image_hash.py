@@ -1,4 +1,4 @@
-"""The hash of an image and the sums of its blocks, in one pass over its bytes."""
+"""Computes the hash of an image and the sums of its blocks, in one pass over its bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BlockHash:
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         self.blocks = array("Q")
-        """Of each whole block so far."""
+        """The hash of each whole block so far."""
         self._open = xxhash.xxh3_64()
         self._open_bytes = 0
 
@@ -45,7 +45,7 @@ class BlockHash:
 
 
 class ImageHash:
-    """Sees an image's bytes in order. Each block is hashed twice while it is in the processor's cache."""
+    """Takes an image's bytes in order. Each block is hashed twice while it is in the processor's cache."""
 
     def __init__(self, block_bytes: int = SUM_BLOCK_BYTES) -> None:
         self._block_bytes = block_bytes
@@ -64,5 +64,5 @@ class ImageHash:
         return self._whole.hexdigest()
 
     def sums(self) -> BlockSums:
-        """Once all bytes have passed."""
+        """The sums of the blocks, once all bytes have passed."""
         return BlockSums.of(self._block_bytes, self._blocks.finish())

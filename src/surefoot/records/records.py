@@ -1,4 +1,4 @@
-"""The records: a run's records on its own URI, the only authority on generations and commits."""
+"""Reads and writes a run's records on its own URI, the only authority on generations and commits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Records:
             return None
 
     async def open_run(self, now: float) -> RunRecord:
-        """The run's record, made now if there is none. Of several that start at once, one's record stands."""
+        """The run's record, made now if there is none. Of several launches that start at once, one's record stands."""
         found = await self.find_run()
         if found is not None:
             return found
@@ -87,11 +87,11 @@ class Records:
         return self._generations[number]
 
     async def check_records(self, generations: Mapping[int, Generation], steps: Iterable[BoundaryId]) -> None:
-        """Every step's generation must have its record: a number that is given again would revive what it abandoned.
+        """Check that every step's generation has its record: a number used again would revive steps given up under it.
 
         Raises:
             CorruptError: the record of a generation that saved something is missing.
-            TierError: it is there, but was not listed.
+            TierError: the record is there, but was not listed.
         """
         newest = max(generations, default=0)
         lost = next((at for at in steps if at.generation > newest), None)
@@ -102,7 +102,7 @@ class Records:
         raise self._lost_record(newest + 1, f"step {lost} is")
 
     def incomplete(self, key: str) -> TierError:
-        """The tier does not list what is there, so nothing may be decided by its listings."""
+        """The error for a tier that does not list an object that is there: nothing may be decided by its listings."""
         return TierError(
             f"{self.tier.uri} does not list {key}, though it is there: its listings are not complete; check the store, "
             "or the mount, and try again"
@@ -110,8 +110,8 @@ class Records:
 
     def _lost_record(self, number: int, later: str) -> CorruptError:
         return CorruptError(
-            f"{self.tier.uri}: {generation_key(number)} is missing, though {later} there: which steps count cannot be "
-            "told without it; put that file back before going on"
+            f"{self.tier.uri}: {generation_key(number)} is missing, though {later} there: without it surefoot cannot "
+            "know which steps count; put that file back before going on"
         )
 
     async def newer_generation(self, than: int) -> Generation | None:
@@ -126,7 +126,7 @@ class Records:
         """Claim a generation's number.
 
         Raises:
-            ObjectExistsError: somebody else has it: read again and decide again.
+            ObjectExistsError: another launch has it: read again and decide again.
         """
         await self._put_once(generation.key, generation.to_bytes())
         self._generations[generation.number] = generation
@@ -212,7 +212,7 @@ class Records:
         try:
             await self._put_once(key, data)
         except ObjectExistsError:
-            # Its name is its hash, so what else lies there is damaged: every step under this plan needs it put right.
+            # Its name is its hash, so other bytes there are damaged, and every step under this plan needs good ones.
             await self.tier.put(key, data)
         self._plans[plan.hash] = plan
 
@@ -224,7 +224,7 @@ class Records:
         try:
             await self.tier.put_if_absent(key, data)
         except ObjectExistsError:
-            # An earlier try whose answer was lost may have gone through.
+            # An earlier attempt whose answer was lost may have succeeded.
             if await self.tier.get(key) != data:
                 raise
 

@@ -1,4 +1,4 @@
-"""Commits that nobody finished: steps that are acknowledged in full, whose committer died in between."""
+"""Finishes commits: steps that are acknowledged in full, but whose committer died before it wrote the manifest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from surefoot.records.records import Records
 
 
 class Unfinished:
-    """Finishes them before it is chosen what to restore."""
+    """Finishes such commits before the agent chooses which step to restore."""
 
     def __init__(self, records: Records, journal: Journal) -> None:
         self._records = records
         self._journal = journal
 
     async def commit(self, generations: Mapping[int, Generation], chain: Cuts) -> list[BoundaryId]:
-        """Commit what counts and is acknowledged in full.
+        """Commit every step that counts and is acknowledged in full.
 
         Returns every step whose manifest's key is taken, ascending.
         """

@@ -1,6 +1,6 @@
 """Carry out events on real processes: wait for the phase, strike, start again, see the run to its end.
 
-Never waits for a time: a process is watched until its board says the wanted phase, stopped, looked at once more, and
+Never waits for a time: a process is watched until its board shows the wanted phase, stopped, looked at once more, and
 only then is the signal sent; so what it dies of is what it was in. All waiting is bounded by signs of life on the
 board: where nothing moves any more the scenario ends with a report, not never. Knows nothing of what is trained.
 """
@@ -39,7 +39,7 @@ _BEFORE_THE_FIRST_STEP = ("starting", "restoring")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A moment of a scenario, for whoever looks on."""
+    """A moment of a scenario, for an observer."""
 
     step: int
     trainers: tuple[str, ...]
@@ -59,7 +59,7 @@ class Outcome:
 
     strikes: tuple[Strike, ...]
     problems: tuple[str, ...]
-    """Why it is no success; empty if every event struck as wanted, or nearly, and every node ended with 0."""
+    """Why it is not a success; empty if every event struck as wanted, or nearly, and every node ended with 0."""
 
 
 class _Stopped(Exception):  # noqa: N818 - the way out of nested waiting; `run` turns it into a problem
@@ -203,7 +203,7 @@ class Scenario:
     def _is_due(self, job: Job, event: Event) -> bool:
         finished = job.finished()
         if event.phase in _BEFORE_THE_FIRST_STEP:
-            # Meant for the recovery from the last event. A trainer says how far it is only once it has restored.
+            # Meant for the recovery from the last event. A trainer reports how far it is only once it has restored.
             return job.furthest >= event.step
         if self._breath_steps and self._strikes and finished < self._strikes[-1].at_step + self._breath_steps:
             return False
@@ -254,7 +254,7 @@ class Scenario:
         return strike
 
     def _see_evicted(self, job: Job, strike: Strike) -> Strike:
-        """An eviction of one node ends the job on all, each with the code that says so."""
+        """An eviction of one node ends the job on all, each with the code for it."""
         self._until(lambda: all(each.exit_code() is not None for each in self._jobs))
         evicted = [each for each in self._jobs if each.was_evicted(each.exit_code() or 0)]
         for each in self._jobs:

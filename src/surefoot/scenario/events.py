@@ -1,6 +1,6 @@
-"""What befalls a job, as plain data: drills, campaigns and benchmarks write the same events down and read them back.
+"""Describes events that happen to a job, as plain data. Drills, campaigns and benchmarks write and read the same form.
 
-An event strikes when a process is in a phase, never at a time. The phase says which process is watched: a trainer's
+An event strikes when a process is in a phase, never at a time. The phase decides which process is watched: a trainer's
 phase is that of `rank`, an agent's phase that of its node's agent.
 """
 
@@ -133,7 +133,7 @@ class Strike:
     at_step: int
     """Steps finished on every rank of the node."""
     struck_in: str
-    """Phase of the watched process, which stood still meanwhile: what it was killed in, or heard of the rest in."""
+    """Phase of the watched process, which stood still meanwhile: that of its kill, or of its learning of the rest."""
     pids: tuple[int, ...]
     """Processes that got the signal."""
     durable: int | None = None

@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Fault(Protocol):
-    """Something that begins, perhaps twice, and ends."""
+    """A fault that begins, possibly twice, and ends."""
 
     def begin(self, job: Job) -> list[int]:
         """Returns ids of processes that felt it at once."""
@@ -106,7 +106,7 @@ class _Clock:
 
 
 def write_number(file: Path, number: int) -> None:
-    """Tell a number to whoever looks at `file`, or has mapped it: it is changed in place."""
+    """Publish a number to every process that reads or has mapped `file`: it is changed in place."""
     with file.open("r+b" if file.exists() else "w+b") as out:
         out.write(struct.pack("q", number))
 

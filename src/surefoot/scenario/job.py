@@ -55,7 +55,7 @@ class Pausable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine, for all that a job can tell."""
+    """A machine, as far as a job can see."""
 
     name: str
     command: Sequence[str]
@@ -71,11 +71,11 @@ class Node:
     copies: Path | None = None
     """Directory of a small file system of its own, which may be filled; None: there is none."""
     clock: Path | None = None
-    """File that says how wrong its clock is, in seconds, if its processes obey it; None: they do not."""
+    """File that holds how wrong its clock is, in seconds, if its processes obey it; None: they do not."""
 
 
 class Job:
-    """The processes of a node, and what its board says of them."""
+    """The processes of a node, and its board's figures about them."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -126,7 +126,7 @@ class Job:
         return code == EVICTED
 
     def noticed_pid(self, _rank: int) -> int | None:
-        """The process that is told of an eviction, if it lives."""
+        """The process that gets the notice of an eviction, if it lives."""
         return self.supervisor.pid if self.supervisor is not None and self.supervisor.poll() is None else None
 
     def members(self) -> list[int]:
@@ -216,7 +216,7 @@ class Job:
         return _name(board.node(NodeWord.PHASE)) if board is not None else "none"
 
     def trainer_pid(self, rank: int) -> int | None:
-        """The trainer of a local rank, if it lives. The board alone cannot tell: it outlives the processes."""
+        """The trainer of a local rank, if it lives. The board alone does not show that: it outlives the processes."""
         board = self.board()
         return self._alive(board.rank(rank, RankWord.PID)) if board is not None else None
 

@@ -1,4 +1,4 @@
-"""The training script's own log: one line of JSON a step, the only evidence that a verdict rests on.
+"""The training script's own log: one line of JSON per step, the only evidence that a verdict rests on.
 
     {"run", "attempt", "rank", "step", "samples": [ids], "loss_bits": hex, "t": seconds since the epoch}
 

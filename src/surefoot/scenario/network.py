@@ -1,4 +1,4 @@
-"""Machines that are none: each a network namespace with a name and an address of its own, joined by links that obey.
+"""Simulates machines: each is a network namespace with a name and an address of its own, joined by links that obey.
 
 What runs on one sees another host name and another address than what runs on the next, and reaches the others over a
 link that can be cut, healed and slowed. All of it lies in a network namespace that only this process and its children
@@ -45,7 +45,7 @@ def can_isolate() -> bool:
 
 def isolate(command: Sequence[str]) -> None:
     """Become `command`, in network and mount namespaces of its own; returns if this process is in such already, or this
-    machine does not allow it: `is_isolated` tells."""
+    machine does not allow it: `is_isolated` shows which."""
     if is_isolated() or not can_isolate():
         return
     environment = {**os.environ, _INSIDE_VARIABLE: "1"}
@@ -76,7 +76,7 @@ def small_disk(place: Path, size_bytes: int) -> Iterator[None]:
 
 
 def _unshare(*kinds: str) -> list[str]:
-    # As root of a user namespace of its own, whoever is not root may do the same.
+    # As root of a user namespace of its own, a user who is not root may do the same.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, *kinds, "--"]
 
@@ -94,7 +94,7 @@ class Host:
         return ["nsenter", f"--target={self._holder.pid}", "--net", "--uts", "--mount", "--", *command]
 
     def cut(self) -> None:
-        """The link is down: nothing arrives, nobody is told."""
+        """The link is down: nothing arrives, and no side gets an error."""
         _run("ip", "link", "set", "dev", _link(self.name), "down")
 
     def heal(self) -> None:

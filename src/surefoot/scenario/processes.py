@@ -1,6 +1,6 @@
-"""The processes of a job, found by a mark in their environment, whoever their parent is by now.
+"""Finds the processes of a job by a mark in their environment, whatever process is their parent by now.
 
-A supervisor's children leave its session and outlive it, so neither process group nor parent says what belongs to a
+A supervisor's children leave its session and outlive it, so neither process group nor parent shows what belongs to a
 job. The environment a program was started with does: it is inherited, and `/proc` shows it.
 """
 

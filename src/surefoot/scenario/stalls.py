@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What one boundary of one rank took. At most one a second is written down."""
+    """The time that one boundary of one rank took. At most one per second is written down."""
 
     run: str
     generation: int

@@ -1,4 +1,4 @@
-"""What a tier is: the one small interface between the pipeline and a place that keeps bytes.
+"""Defines a tier: the one small interface between the pipeline and a place that keeps bytes.
 
 A tier knows keys and bytes. It knows nothing of steps, ranks, commits or lineage. Keys are those of
 `surefoot.core.layout`. Every tier passes the same contract suite (`tests/tiers/contract.py`).
@@ -85,10 +85,10 @@ class Tier(Protocol):
         """
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; one that is already gone is no error."""
+        """Delete objects; one that is already gone is not an error."""
 
     async def free_bytes(self) -> int | None:
-        """Space left, or None where the tier cannot tell or has no such bound."""
+        """Space left, or None where the tier does not know it or has no such bound."""
 
     async def close(self) -> None:
         """Release what the tier holds. Idempotent."""

@@ -1,4 +1,4 @@
-"""A directory as a tier: a local drive, or a directory that the nodes share."""
+"""Makes a directory a tier: a local drive, or a directory that the nodes share."""
 
 from __future__ import annotations
 

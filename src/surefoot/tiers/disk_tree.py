@@ -1,4 +1,4 @@
-"""Walking a disk tier's directory without ever leaving it.
+"""Walks a disk tier's directory without ever leaving it.
 
 Every component below the root is opened relative to its parent's descriptor and without following symbolic
 links, so nothing that lies in the tree can lead a read or a write elsewhere. The root itself is the user's
@@ -26,7 +26,7 @@ _RACE_TRIES = 8
 
 
 class OddFileError(OSError):
-    """Something in the tree that is no regular file where an object is expected."""
+    """Something in the tree that is not a regular file where an object is expected."""
 
 
 class Tree:
@@ -86,7 +86,7 @@ class Tree:
             return
 
     def unlink(self, key: str) -> None:
-        """Remove a file, and the directories that it leaves empty. Nothing there is no error."""
+        """Remove a file, and the directories that it leaves empty. A missing file is not an error."""
         *parts, name = key.split("/")
         with suppress(FileNotFoundError):
             with self.directory(tuple(parts)) as dir_fd:

@@ -1,8 +1,8 @@
-"""Writing one file so that it is there whole and durable, or not at all.
+"""Writes one file so that it is there whole and durable, or not at all.
 
 Order: temporary file beside the target, data, fsync(file), rename or link onto the name, fsync(directory).
-BEFORE the rename nobody can see the data; AFTER it everybody sees all of it. A temporary file has a name that
-is no key, and an flock that its writer holds: whoever gets the lock knows that the writer is gone.
+BEFORE the rename no reader can see the data; AFTER it every reader sees all of it. A temporary file has a name that
+is not a key, and an flock that its writer holds: a process that gets the lock knows that the writer is gone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FileWriter:
         return self._offset
 
     def write(self, data: memoryview) -> None:
-        """Append. Only the last call may have a length that is no multiple of the page."""
+        """Append. Only the last call may have a length that is not a multiple of the page."""
         body = len(data) - len(data) % PAGE_BYTES if self._direct else len(data)
         self._write_all(data[:body], self._offset)
         if body < len(data):

@@ -1,4 +1,4 @@
-"""Several drives as one disk tier: whole files, spread by rank.
+"""Makes several drives one disk tier: whole files, spread by rank.
 
 A shard lies on drive `rank % number of drives`, everything else on the first. Reads look there first and then on
 the others, so that a changed order or number of drives still finds what is there.
@@ -81,7 +81,7 @@ class DrivesTier:
         yield from (drive for drive in self._drives if drive is not home)
 
     async def _first(self, key: str, read: Callable[[DiskTier], Awaitable[T]]) -> T:
-        """The answer of the first drive that has the object. Missing only if every drive said so."""
+        """The answer of the first drive that has the object. Missing only if every drive reports it missing."""
         missing: ObjectMissingError | None = None
         fault: TierError | None = None
         for drive in self._from_home(key):

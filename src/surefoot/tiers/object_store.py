@@ -1,4 +1,4 @@
-"""A bucket as a tier: S3 and its kin, Google Cloud Storage, Azure Blob.
+"""Makes a bucket a tier: S3 and its kin, Google Cloud Storage, Azure Blob.
 
 One object per key. Larger ones go as a multipart upload, of which nothing is visible until its completion. A process
 that dies in the middle leaves invisible parts behind, which only a rule on the bucket removes (S3:
@@ -81,7 +81,7 @@ class ObjectTier:
             try:
                 await obstore.put_async(self._store, path, data, mode="create")
                 return
-            except Exception as error:  # noqa: BLE001  translated: the caller hears of every kind
+            except Exception as error:  # noqa: BLE001  translated: the caller gets errors of every kind
                 if not (left and is_conflict(error)):
                     failure = translated(error, "create", f"{self._uri}/{key}")
                     break
@@ -105,7 +105,7 @@ class ObjectTier:
         await _all_or_first_error(pieces)
 
     async def size(self, key: str) -> int:
-        """See `Tier.size`. The answer to HEAD has no body that says what is wrong: then GET is asked."""
+        """See `Tier.size`. The answer to HEAD has no body that names the fault: then GET is asked."""
         return await self._call("look at", key, self._size(self._path(key)))
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -114,11 +114,11 @@ class ObjectTier:
             try:
                 await self._call("delete", keys[0], self._delete(paths))
             except ObjectMissingError:
-                # Some stores say so of the first absent one and leave the rest to us.
+                # Some stores report the first absent one and leave the rest to us.
                 await self._delete_each(keys)
 
     async def free_bytes(self) -> int | None:
-        """None: a bucket has no such bound that it tells."""
+        """None: a bucket reports no such bound."""
         return None
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class ObjectTier:
         """
         try:
             return await request
-        except Exception as error:  # noqa: BLE001  translated: the caller hears of every kind
+        except Exception as error:  # noqa: BLE001  translated: the caller gets errors of every kind
             failure = translated(error, verb, f"{self._uri}/{key}")
         raise failure
 
@@ -204,14 +204,14 @@ class ObjectTier:
     async def _confirm_empty(self, prefix: str) -> None:
         """The library takes any well-formed answer, such as a portal's page, for a listing without entries.
 
-        So an empty one is believed only of somebody who can also say, in a store's words, that an object is missing.
+        So an empty one is believed only of a server that can also report, in a store's words, a missing object.
         """
         try:
             await self._call("list", prefix, self._size_by_get(f"{self._prefix}{prefix}{_NEVER_WRITTEN}"))
         except ObjectMissingError:
             return
         raise TierError(
-            f"object store: cannot list {self._uri}/{prefix}: whoever answers there has every object that one asks "
+            f"object store: cannot list {self._uri}/{prefix}: the server there has every object that one asks "
             "for, and lists none; check the endpoint"
         )
 

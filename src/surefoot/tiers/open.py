@@ -1,4 +1,4 @@
-"""From what a person writes to a tier: a URI or a directory.
+"""Opens the tier that a user names: a URI or a directory.
 
     s3://bucket/prefix   gs://bucket/prefix   az://container/prefix     an object store
     file:///path                                                        a directory; %20 and the like are decoded
@@ -52,7 +52,7 @@ def open_disks(paths: Sequence[str | os.PathLike[str]]) -> Tier | None:
     """The tier of ``disk=[…]``: None for no drive, one directory, or whole files spread over several.
 
     Raises:
-        ConfigError: an entry is no directory path, or is named twice.
+        ConfigError: an entry is not a directory path, or is named twice.
     """
     drives = [open_tier(path) for path in paths]
     disks = [drive for drive in drives if isinstance(drive, DiskTier)]
@@ -93,7 +93,7 @@ def _file_path(text: str) -> str:
     for host in ("//localhost/", "///"):
         if rest.startswith(host):
             return "/" + unquote(rest[len(host) :])
-    raise ConfigError(f"{text!r} is no absolute file URI; write file:///path")
+    raise ConfigError(f"{text!r} is not an absolute file URI; write file:///path")
 
 
 def _directory(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""Blocking calls of a tier, in a small bounded set of threads of its own."""
+"""Runs a tier's blocking calls in a small bounded set of threads of its own."""
 
 from __future__ import annotations
 

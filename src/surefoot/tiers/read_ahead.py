@@ -1,4 +1,4 @@
-"""Read ahead: the pieces of an object in their order, the next ones being read while one is used."""
+"""Reads ahead: yields the pieces of an object in order, and reads the next ones while one is used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Silence: a place that takes requests and does not answer is spoken of, long before it is given up.
+"""Reports a place that takes requests and does not answer, long before it is given up.
 
-Every request to the run's place goes through here. A tier gives a request up only after a while in which a slow link
-would still have carried it; without a word until then nobody knows what a save, a start or an eviction waits for.
+Every request to the run's place goes through here. A tier gives up a request only after a time in which a slow link
+would have carried it; without a report until then no user knows what a save, a start or an eviction waits for.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from surefoot.tiers.base import Entry, Tier
 SILENT_AFTER_S = 5.0
 """Without any sign of progress."""
 _SLOWER = 2.0
-"""Times the last wait for an answer of the same kind: a slow link is spoken of once, not at every save."""
+"""Times the last wait for an answer of the same kind: a slow link is reported once, not at every save."""
 _MOST_PATIENCE_S = 20.0
 _SLOW_BYTES_PER_S = 10e6
-"""What is under way may take as long as it does at this rate, besides."""
+"""Bytes under way may take, besides, as long as they do at this rate."""
 _UNDER_WAY_BYTES = 64 << 20
-"""Of a stream: what was asked for and has not got through yet, at most."""
+"""Of a stream: the most bytes that were asked for and have not got through yet."""
 _ANSWERS = (ObjectMissingError, ObjectExistsError, TierFullError, TierDeniedError)
-"""Errors in which the place has spoken. Any other may be its silence."""
+"""Errors that the place itself sent. Any other may be its silence."""
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class _Request:
 
 
 class Watched:
-    """A tier, and who is told when it falls silent, and when it answers again.
+    """A tier that reports when it falls silent, and when it answers again.
 
     Args:
         tier: the place.
@@ -77,7 +77,7 @@ class Watched:
         self._waited_s: dict[str, float] = {}
         """By verb: for the last answer."""
         self._silent: _Request | None = None
-        """The request that was spoken of."""
+        """The request that was reported."""
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class Watched:
 
 
 def spoken_of(tier: Tier) -> Watched:
-    """Watch a place, and speak of its silence on standard error, as a log that is kept would."""
+    """Watch a place, and report its silence on standard error, as a kept log would."""
     place = Watched(tier, lambda silence: _print(**place.event_of(silence)))
     return place
 

@@ -1,4 +1,4 @@
-"""What an object store or the way to it said, as our errors, without secrets.
+"""Turns errors of an object store, or of the way to it, into our errors, without secrets.
 
 The library's own messages quote whole answers, and some stores answer a bad signature with the key, the token and
 the string that was signed. So nothing is passed on as it came: status, code, message and request id are picked out,
@@ -31,7 +31,7 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _REQUEST_ID = re.compile(r"<RequestId>([^<]{1,80})</RequestId>")
 _TRANSPORT = re.compile(r"kind: (Timeout|Connect|Decode|Interrupted|Request)\b")
 
-# The codes by which stores say, in so many words, that an object is not there. A bare 404 may also be a missing
+# The codes by which stores report explicitly that an object is not there. A bare 404 may also be a missing
 # bucket, a proxy or a wrong endpoint. S3 and its kin and Google's XML API: NoSuchKey; Azure: BlobNotFound.
 _MISSING = frozenset({"NoSuchKey", "BlobNotFound"})
 # AWS answers 400, not 403, to an expired token.
@@ -116,7 +116,7 @@ def _reason(error: BaseException, text: str, code: str) -> str:
 
 def _unclear(error: BaseException, code: str) -> str:
     if isinstance(error, FileNotFoundError) and not code:
-        return "the answer does not say that it is the object that is missing; check endpoint and bucket"
+        return "the answer does not name the object as missing; check endpoint and bucket"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""How to reach a bucket: credentials, endpoint and time limits, from the environment.
+"""Finds how to reach a bucket: credentials, endpoint and time limits, from the environment.
 
 The store library itself reads the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
 AWS_REGION, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, web identity, container and instance
@@ -120,7 +120,7 @@ def _credentials_file() -> str | None:
 
 
 def _from_boto3() -> S3Credential:
-    """Read afresh at each call: a file that was rewritten by whoever rotates the keys is seen."""
+    """Read afresh at each call, to see a file that a rotation of the keys has rewritten."""
     found = importlib.import_module("boto3").Session().get_credentials()
     if found is None:
         raise ValueError(f"no AWS credentials in {_credentials_file()}")

@@ -1,4 +1,4 @@
-"""The calls by which a disk tier changes a file system, behind one small object.
+"""Puts the calls by which a disk tier changes a file system behind one small object.
 
 The default is the real thing. A test hands in a subclass that counts, fails or ends the process at the n-th
 call: the code under test is the same.

@@ -1,4 +1,4 @@
-"""One multipart upload: the caller's chunks on one side, the store library on the other.
+"""Runs one multipart upload: the caller's chunks on one side, the store library on the other.
 
 The library takes an iterator, sends its parts several at once, and reads a part's memory long after it has asked for
 the next. The caller, though, gets a chunk's memory back when we ask it for the next. So every part is copied, and a
@@ -115,7 +115,7 @@ class Upload:
             return
         except _AbandonedError:
             return  # only `_abandon` waits for us by now, and it raises what led there
-        except Exception as error:  # noqa: BLE001  translated: the caller hears of every kind
+        except Exception as error:  # noqa: BLE001  translated: the caller gets errors of every kind
             failure = translated(error, "write", self._place)
         raise failure
 

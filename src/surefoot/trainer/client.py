@@ -1,8 +1,8 @@
 """The trainer's side of the agent's socket, and the watcher thread that keeps it.
 
-The watcher is the one thread that Surefoot adds to a trainer. It reads the socket, answers pins, obeys stop words,
-notices signals, and finds the agent again after it was replaced; all this also while the main thread sits in a
-collective. It never touches the user's state.
+The watcher reads the socket, answers pins, obeys stop words, notices signals, and finds the agent again after it was
+replaced; all this also while the main thread sits in a collective. It never touches the user's state. The threads that
+do are the copier (`trainer/stage/copying.py`) and the thread of the frozen tensors (`trainer/frozen/frozen.py`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ANSWER_WITHIN_S = 600.0
 _RESPAWN_AFTER_S = 0.5
 _RESPAWN_EVERY_S = 60.0
 _QUESTION = "question"
-"""In place of an answer: the agent must know something first."""
+"""Marks a frame as a question: the agent needs its answer before it can answer the request."""
 
 
 class Refused(SurefootError):  # noqa: N818 - an answer, not a fault
-    """The agent takes no trainers any more; `code` is the exit code that goes with the reason."""
+    """The agent accepts no more trainers; `code` is the exit code that goes with the reason."""
 
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ class AgentClient:
         """Say hello, and wait until the agent lets this trainer start.
 
         Args:
-            consider: what to tell the agent when it has a question before that.
+            consider: makes the answer to a question that the agent has before that.
         """
         body, fds = self._hello(False)
         return self._ask(body, fds, within_s=None, consider=consider)
@@ -100,23 +100,24 @@ class AgentClient:
         within_s: float | None = _ANSWER_WITHIN_S,
         give_up: Callable[[], str | None] | None = None,
     ) -> tuple[Body, list[int]]:
-        """Ask and wait for the answer; asked again if the agent is replaced meanwhile.
+        """Ask and wait for the answer. The question is sent again if the agent is replaced meanwhile.
 
         Args:
             body: the question.
             within_s: bound on the wait; None for none.
-            give_up: asked now and then while there is no answer; what it says ends the wait.
+            give_up: called now and then while there is no answer; a reason that it returns ends the wait.
 
         Raises:
             SurefootError: the agent's own error, of its own kind.
             AgentError: no answer in time.
-            UsageError: what `give_up` said.
+            UsageError: with the reason that `give_up` returned.
         """
         return self._ask(body, [], None if give_up is not None else within_s, give_up)
 
     def tell(self, body: Body) -> None:
-        """Send without waiting. Lost if no agent is there: what matters is told again on reconnection."""
-        # What is told again stands where it is told again from BEFORE it is told: see `_greet`.
+        """Send without waiting. The message is lost if no agent is there: news that matter are sent again on
+        reconnection."""
+        # Such news stand where `_greet` finds them BEFORE they are sent from here.
         with self._sending, suppress(OSError):
             if self._sock is not None:
                 wire.send(self._sock, body)
@@ -152,7 +153,7 @@ class AgentClient:
             self._send_request(number, request, answers, fds)
             answer, answer_fds = answers.get(timeout=within_s) if give_up is None else _until(give_up, answers)
             while consider is not None and _QUESTION in answer:
-                # An agent that is lost meanwhile is asked again by the one that replaces it, and asks itself.
+                # If the agent is lost meanwhile, its successor gets the request again, and asks its own question.
                 self.tell(consider(answer[_QUESTION]))
                 answer, answer_fds = answers.get()
         except queue.Empty:
@@ -165,7 +166,7 @@ class AgentClient:
     def _send_request(
         self, number: int, request: Body, answers: queue.SimpleQueue[tuple[Body, list[int]]], fds: list[int]
     ) -> None:
-        # In one piece with the look for a connection: else a new agent could be greeted in between without it.
+        # Under one lock with the look for a connection: else a new agent could be greeted in between without it.
         with self._sending:
             self._pending[number] = (request, answers)
             sock = self._sock
@@ -174,7 +175,7 @@ class AgentClient:
             try:
                 wire.send(sock, request, fds)
             except OSError:
-                # The watcher sees the end of the connection, and sends what is pending to the next agent.
+                # The watcher sees the end of the connection, and sends pending requests to the next agent.
                 return
 
     # ------------------------------------------------------------------ the watcher thread
@@ -204,7 +205,7 @@ class AgentClient:
         body, fds = frame
         waiting = self._pending.get(body["id"]) if isinstance(body.get("id"), int) else None
         if waiting is not None:
-            # Before anybody acts on the answer: an agent that comes after this one must hear who is there.
+            # Set before any thread acts on the answer: an agent that comes after this one must learn of this trainer.
             accepted = not body.get("refused") and not body.get("error") and _QUESTION not in body
             self._established = self._established or ("role" in waiting[0] and accepted)
             waiting[1].put((body, fds))
@@ -215,7 +216,7 @@ class AgentClient:
         """Find the agent that replaces the lost one. Training goes on meanwhile."""
         lost_s = boot_s()
         respawn_at_s = lost_s + _RESPAWN_AFTER_S
-        said = False
+        logged = False
         while not self._closing.is_set():
             self._on_tick(b"")
             try:
@@ -226,24 +227,24 @@ class AgentClient:
                 return
             if self._respawn is not None and boot_s() > respawn_at_s:
                 self._try_respawn()
-                # One that could not start is tried again, ever more seldom.
+                # If the agent could not start, it is tried again, at growing intervals.
                 respawn_at_s = boot_s() + min(_RESPAWN_EVERY_S, max(1.0, boot_s() - lost_s))
-            if not said and boot_s() - lost_s > 30.0:
-                said = True
-                _say("the node agent is gone; nothing is saved until it is back")
+            if not logged and boot_s() - lost_s > 30.0:
+                logged = True
+                _log("the node agent is gone; nothing is saved until it is back")
             self._closing.wait(_RETRY_S)
 
     def _greet(self, sock: socket.socket) -> bool:
         try:
             with self._sending:
-                self._tell_all(sock)
+                self._send_all(sock)
                 self._sock = sock
         except OSError:
             sock.close()
             return False
         return True
 
-    def _tell_all(self, sock: socket.socket) -> None:
+    def _send_all(self, sock: socket.socket) -> None:
         if self._established:
             body, fds = self._hello(True)
             wire.send(sock, body, fds)
@@ -257,10 +258,10 @@ class AgentClient:
         try:
             self._respawn()
         except SurefootError as error:
-            _say(f"the node agent could not be started again: {error}")
+            _log(f"the node agent could not be started again: {error}")
 
     def _forget(self) -> None:
-        # Runs in a forked child: its copies of the descriptors go, the parent's stay.
+        # Runs in a forked child: the child's copies of the descriptors are closed, the parent's stay open.
         if self._sock is not None:
             self._sock.close()
 
@@ -277,8 +278,8 @@ def _until(
                 raise UsageError(why) from None
 
 
-def _say(what: str) -> None:
-    # In one write: launchers run us unbuffered, and what others write must not come between a line and its end.
+def _log(what: str) -> None:
+    # In one write: launchers run us unbuffered, and the output of others must not come between a line and its end.
     sys.stderr.write(f"surefoot: {what}\n")
 
 

@@ -1,4 +1,4 @@
-"""The run: what a training script sees of Surefoot."""
+"""`surefoot.Run`: the one object by which a training script uses Surefoot."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ class Run:
         grace_s: window of a bare SIGTERM. Default: 30.
         watch: a file whose appearance announces an eviction.
         resume: `auto` (the default), `must` (refuse to start from scratch) or `never` (start from scratch).
-        stage: stage every so many steps; default 1, more only if copying a step takes longer than a step.
-        overlap: copy behind the next step what only a registered optimizer changes. False: copy all at each boundary.
+        stage: stage every so many steps. Default: 1, and more only if copying a step takes longer than a step.
+        overlap: copy leaves that only a registered optimizer changes behind the next step. False: copy all at each
+            boundary.
         strict: no rank's optimizer goes beyond a step before every rank has staged it. Default: unless the state lies
             on an accelerator, where it would end the program's running ahead.
-        objects: what to keep, by name: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors,
-            generators, data loaders, and plain values (found in `run.state`).
+        objects: the objects to checkpoint, by name: modules, optimizers, anything with
+            `state_dict`/`load_state_dict`, tensors, generators, data loaders, and plain values (found in `run.state`).
 
     The options up to `resume` have the same names on the command line (`--grace-s`) and in the environment
     (`SUREFOOT_GRACE_S`). Under `surefoot run` the command decides them: the script leaves them out, or gives the same.
 
     Raises:
-        ConfigError: an option that cannot be, or under `surefoot run` another value than the command's.
+        ConfigError: an option has an impossible value, or under `surefoot run` another value than the command's.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class Run:
             "watch": watch,
             "resume": resume,
         }
-        # Raises here, where the option is given, if it cannot be.
+        # Raises here, where the option is given, if its value is impossible.
         Options().given(**options)
         staging = Staging(every=stage, overlap=overlap, strict=strict)
         self._wishes = Wishes(options=options, staging=staging, notes=tuple(_misspelt(objects)))
         self._objects = objects
         self.state: dict[str, Any] = {}
-        """Plain values that are kept: those named on construction, and whatever is put in here before entry."""
+        """Plain values that are checkpointed: those named on construction, and all that are put in here before
+        entry."""
         self._opened = False
         self._finished = 0
         self._complete = False
@@ -91,11 +93,11 @@ class Run:
         if self._session is None:
             return
         if kind is None:
-            self._session.say_leftover(self._saves)
+            self._session.warn_of_leftover(self._saves)
         self._close(clean=kind is None)
 
     def close(self) -> None:
-        """Leave the run; for scripts that do not use `with`. A step that is not finished is not kept."""
+        """Leave the run; for scripts that do not use `with`. A step that is not finished is not saved."""
         if self._session is not None:
             self._close(clean=True)
 
@@ -111,7 +113,7 @@ class Run:
 
         Raises:
             Evicted, Superseded: this launch is over before it began.
-            SurefootError: what is wrong, and what to do about it.
+            SurefootError: the run cannot start; the message names the reason and the remedy.
         """
         if self._session is not None:
             return self._finished
@@ -141,7 +143,7 @@ class Run:
     def batches(self, loader: Any, total: int) -> Iterator[tuple[int, Any]]:
         """Like `steps`, with one batch of `loader` each, going on at the batch after the last one consumed."""
         self.restore()
-        # Asked for in any case: loaders without a name are told apart by the order of the loops.
+        # Asked for in any case: loaders without a name are distinguished by the order of the loops.
         position = self._need_session().position_of(loader)
         if self._finished < total:
             self._complete = False
@@ -154,7 +156,8 @@ class Run:
         self._end()
 
     def step_done(self, *, last: bool = False) -> None:
-        """For loops that are no `for`: one optimizer step is finished. With `last`, the run is."""
+        """Report that one optimizer step is finished, from a loop that is not a `for` over `steps` or `batches`. With
+        `last`, the run is finished too."""
         self._need_session()
         self._boundary(last=last)
         if last:

@@ -31,13 +31,13 @@ from surefoot.trainer.restore.restore import MappedImage, map_image, unclaimed
 from surefoot.trainer.state.registry import Registry
 
 _FAILED_END_WITHIN_S = 60.0
-"""For a failed script's own handlers of its end; the other ranks cannot go on meanwhile."""
+"""Time for a failed script's own exit handlers; the other ranks cannot go on meanwhile."""
 _open_runs: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What the script decides of how its run is kept. An option that it leaves out is None."""
+    """The options by which the script decides how its run is saved. An option that it leaves out is None."""
 
     options: Mapping[str, Any]
     staging: Staging
@@ -56,7 +56,7 @@ class Session:
         self._registered = False
         self._page: Page | None = None
         self._fit: Fit | None = None
-        """To the checkpoint that was last asked about, until the start is decided."""
+        """How this rank's state fits the checkpoint about which the agent asked last, until the start is decided."""
         self._boundary: Boundary | None = None
         self._crossed = 0
         """Boundaries along the history, those before the restored one included."""
@@ -98,7 +98,7 @@ class Session:
             raise
 
     def _meet(self) -> None:
-        """Ranks of several machines agree on a name of this round, by which their agents find each other."""
+        """Agree with the ranks of other machines on a name of this round, by which the agents find each other."""
         ranks = self._ranks
         self._agreement = LoneAgreement()
         self._round: Body = {}
@@ -189,13 +189,13 @@ class Session:
         return int(start["boundary"]), int(start["step"])
 
     def _fit_to(self, plan: Plan, of_rank: int) -> Fit:
-        # Worked out once: nothing of the script's runs between the agent's question and the start.
+        # Worked out once: no code of the script's runs between the agent's question and the start.
         if self._fit is None or (self._fit.plan, self._fit.of_rank) != (plan, of_rank):
             self._fit = self._registry.fit(plan, of_rank, self._ranks.world_size)
         return self._fit
 
     def _needs(self, question: Body) -> Body:
-        """What this rank needs of a checkpoint: asked by the agent before it is decided that it is taken."""
+        """The parts of a checkpoint that this rank needs. The agent asks before it decides to take the checkpoint."""
         answer: Body = {"op": "needs", "ticket": question["ticket"]}
         try:
             plan = Plan.from_body(question["plan"])
@@ -232,15 +232,15 @@ class Session:
             self._own_page.phase(Phase.TRAINING)
         return stop and not last
 
-    def say_leftover(self, saves: list[Save]) -> None:
-        """Saves asked for after the last finished step have no step to be taken at."""
+    def warn_of_leftover(self, saves: list[Save]) -> None:
+        """Warn of saves that were asked for after the last finished step: there is no step at which to take them."""
         if saves:
             self._warn("save() was called, but no step finished after it: nothing was saved by it")
 
     # ------------------------------------------------------------------ leaving
 
     def make_safe(self, step: int) -> None:
-        """All steps are done: wait until the last one is durable.
+        """Wait until the last step is durable, after all are done.
 
         Raises:
             SurefootError: it cannot be made durable.
@@ -277,7 +277,7 @@ class Session:
         return leaving
 
     def _land(self, *, clean: bool) -> None:
-        """See a step that is being copied into its slot, and let go of the optimizers."""
+        """Finish a step that is being copied into its slot, and unhook the optimizers."""
         if self._boundary is None:
             return
         try:
@@ -285,7 +285,7 @@ class Session:
         except Exception as error:
             if clean:
                 raise
-            # Leaving because of an error of the script's own, which is the one to be heard.
+            # The script leaves because of an error of its own, and that is the error to show.
             self._warn(f"the last step was not staged: {type(error).__name__}: {error}")
         finally:
             self._boundary.close()
@@ -299,7 +299,7 @@ class Session:
                 within_s=None if wait_safe else 10.0,
             )
         except SurefootError:
-            # Nobody to say goodbye to: the agent sees the process end.
+            # No agent takes the goodbye: an agent that comes back sees the process end.
             return False
         return bool(answer.get("safe"))
 
@@ -335,7 +335,7 @@ class Session:
             self._boundary.pushed(body)
 
     def _news(self) -> list[Body]:
-        """What an agent that replaces another must hear."""
+        """The messages that an agent which replaces another needs."""
         return [*self._registry.frozen.news(), *(self._boundary.news() if self._boundary is not None else [])]
 
     def _tick(self, woken: bytes) -> None:
@@ -345,7 +345,7 @@ class Session:
             self._boundary.stage_late()
         page = self._page
         if page is not None and page.must_end():
-            # From any state of the main thread, also from inside a collective: nothing of it is needed any more.
+            # Ends the process in any state of the main thread, also inside a collective: its work is no longer needed.
             os._exit(page.end_code())
 
     # ------------------------------------------------------------------ small things

@@ -33,7 +33,7 @@ def test_the_start_is_given_up_with_what_happened(machine: MakeMachine, tmp_path
     (answer,) = first.answers()
     error: Any = answer["error"]
     assert "the agent of node m0-m0-1 was lost while its trainers started" in error
-    assert "begun again by whoever started the trainers" in error
+    assert "the trainers' launcher starts it again" in error
     assert "another process" not in error
     first.kill_trainers()
     first.trainers = [first._start_trainer(0)]

@@ -286,4 +286,4 @@ def test_an_eviction_before_the_base_is_saved(lora: Lora, seed: int) -> None:
         assert len(lora.frozen()) == 1
     else:
         lora.play(total=at + 2, seed=seed, code=1)
-        assert "is not saved, and the script's own frozen tensors are others" in lora.output
+        assert "is not saved, and the script's own frozen tensors differ from it" in lora.output

@@ -55,7 +55,7 @@ def test_parts_that_only_the_script_knows_to_be_parts(stage: Stage) -> None:
     stage.until_quiet()
     text = stage.play("flat_parts", scenes=SCENES, ranks=2, total=2, lengths=[2, 2])
     assert said(text, "begins") == [[0, 2, [0.0, 1.0]], [1, 2, [2.0, 3.0]]]
-    assert "part: each of 3 ranks kept its own, and nobody takes those of rank(s) 2" in text
+    assert "part: each of 3 ranks saved its own, and no rank takes those of rank(s) 2" in text
 
 
 @pytest.mark.holds("one-rank-fails")

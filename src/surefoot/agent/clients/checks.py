@@ -1,8 +1,8 @@
 """Checks: before an image that must be whole every rank asks whether all must plan again; all get the same answer.
 
-An image that some ranks only want to take (a save() that the others do not call) would be waited for without a word.
-So who has not come is asked of the nodes that lack ranks, said once, and answered as an error where it is certain that
-they never will.
+If only some ranks want to take an image (a save() that the others do not call), they would wait for it silently. So
+each node asks the nodes that lack ranks which ranks have not come, logs that once, and answers its own ranks with an
+error once it is certain that the missing ranks never will.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from surefoot.ipc.board import RankWord
 from surefoot.ipc.wire import Body
 
 _LOOK_EVERY_S = 4.0
-"""Also how long the ranks that have come wait before it is spoken of."""
-_TELL_WITHIN_S = 2.0
+"""Also how long the ranks that have come wait before the log reports it."""
+_ANSWER_WITHIN_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +36,8 @@ class _Check:
     at: BoundaryId
     began_s: float
     asked: dict[int, tuple[Trainer, Body]] = field(default_factory=dict)
-    """By rank."""
-    told: bool = False
+    """The ranks that have come, each with its request."""
+    logged: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -47,18 +47,18 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """Who has not come."""
+    """The ranks that have not come."""
 
     ranks: dict[str, list[int]]
-    """By node."""
+    """All of them, by node."""
     past: dict[str, list[int]]
-    """Those of them that went on without it."""
+    """Those of them that went on without the image."""
     silent: list[str]
-    """Nodes that do not say."""
+    """Nodes that do not answer."""
 
 
 class Checks:
-    """One node's part."""
+    """One node's part of the checks."""
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class Checks:
         self._journal = journal
         self._spawn = spawn
         self._open: _Check | None = None
-        """Some ranks of this node have come to it, and some have not."""
+        """The check to which some ranks of this node have come, and some have not."""
         self._whole = ""
-        """The last one to which all of them have."""
+        """The last check to which all of them have come."""
         self._reports: dict[int, BoundaryId] = {}
         """By rank: the last boundary at which it reported for a plan."""
-        membership.answer("absent", self._tell_absent)
+        membership.answer("absent", self._answer_absent)
 
     async def ask(self, trainer: Trainer, body: Body) -> None:
-        """A rank has come. With this node's last one the other nodes are waited for, and all are answered."""
+        """Take a rank's question. After this node's last rank, wait for the other nodes, and answer all ranks."""
         if self._open is None:
             self._open = _Check(BoundaryId.of(Fields(body, "check")), boot_s())
             self._spawn(self._watch(self._open))
@@ -93,11 +93,11 @@ class Checks:
             self._spawn(self._answer(check))
 
     def reported(self, trainer: Trainer, body: Body) -> None:
-        """A rank reports for a plan: at that step's end it asks nothing any more."""
+        """Note that a rank reports for a plan: at that step's end it asks nothing any more."""
         self._reports[trainer.rank] = BoundaryId.of(Fields(body, "report"))
 
     def forget(self) -> None:
-        """This node's ranks are gone."""
+        """Drop all questions: this node's ranks are gone."""
         self._reports.clear()
         if self._open is not None:
             self._open.over.set()
@@ -108,7 +108,7 @@ class Checks:
         try:
             brought = await self._membership.gather(check.what, {"drift": drift})
             answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
-            if check.told:
+            if check.logged:
                 self._journal.record("save_goes_on", **check.at.names, seconds=round(boot_s() - check.began_s, 1))
         except AgentError as error:
             answer = {"error": str(error), "kind": "AgentError"}
@@ -131,8 +131,8 @@ class Checks:
         absent = await self._absent(check)
         if check.over.is_set():
             return
-        if not check.told and (absent.ranks or absent.silent):
-            check.told = True
+        if not check.logged and (absent.ranks or absent.silent):
+            check.logged = True
             self._journal.record(
                 "save_waits",
                 **check.at.names,
@@ -158,10 +158,10 @@ class Checks:
     async def _ask(self, node: str, check: _Check) -> list[tuple[int, bool]] | None:
         question = {"op": "absent", **check.at.to_json()}
         try:
-            answer = Fields(await self._membership.ask(node, question, _TELL_WITHIN_S), "absent")
+            answer = Fields(await self._membership.ask(node, question, _ANSWER_WITHIN_S), "absent")
             return [(int(rank), bool(past)) for rank, past in answer.items("ranks")]
         except SurefootError:
-            # Named as one that does not say.
+            # The log names this node as one that does not answer.
             return None
 
     @staticmethod
@@ -173,14 +173,14 @@ class Checks:
             if past:
                 found.past.setdefault(node, []).append(rank)
 
-    async def _tell_absent(self, _node: str, body: Body) -> Body:
+    async def _answer_absent(self, _node: str, body: Body) -> Body:
         return {"ranks": [list(one) for one in self._absent_here(BoundaryId.of(Fields(body, "absent")))]}
 
     def _absent_here(self, at: BoundaryId) -> list[tuple[int, bool]]:
         """Ranks of this node that have not come to that boundary's check, and whether they are past it."""
         status = self._status
         if not status.has_generation or status.generation.number != at.generation:
-            raise AgentError("in another generation")
+            raise AgentError("this node is in another generation")
         what = _name(at)
         if what == self._whole:
             return []
@@ -189,7 +189,7 @@ class Checks:
         return [(trainer.rank, self._is_past(trainer, at)) for trainer in absent]
 
     def _is_past(self, trainer: Trainer, at: BoundaryId) -> bool:
-        """It took the boundary without asking, came to a later one, or left: it will never ask."""
+        """True if the rank took the boundary without asking, came to a later one, or left: it will never ask."""
         reported = self._reports.get(trainer.rank)
         if reported is not None and reported.generation == at.generation and reported >= at:
             return True
@@ -206,6 +206,6 @@ def _name(at: BoundaryId) -> str:
 def _why(rank: int, at: BoundaryId, past: dict[str, list[int]]) -> str:
     who = "; ".join(f"rank(s) {spans(ranks)} of node {node}" for node, ranks in past.items())
     return (
-        f"rank {rank} takes {at.label} (save(), or its last step), and {who} went on without: "
+        f"rank {rank} takes {at.label} (save(), or its last step), and {who} went on without it: "
         "call save() on every rank, and give every rank the same total"
     )

@@ -1,4 +1,4 @@
-"""Dispatch: who talks to the agent, and which part answers."""
+"""Dispatches the requests of trainers, of the supervisor and of commands to the parts of the agent that answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SAMPLE_EVERY_S = 1.0
 
 
 class Surroundings(Protocol):
-    """What dispatch needs of the agent's life."""
+    """The parts of the agent's own life that dispatch needs."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> object: ...
     def status(self) -> Body: ...
@@ -78,10 +78,10 @@ class Dispatch:
         self._grace_s = grace_s
         self._around = around
         self._checks = Checks(membership, trainers, status, journal, around.spawn)
-        self._said_sealed_s = 0.0
+        self._recorded_sealed_s = 0.0
         self._supervisor: Link | None = None
         self.supervisor_done = asyncio.Event()
-        """The supervisor said that its launch is over, or died."""
+        """Set once the supervisor has reported that its launch is over, or has died."""
         self._trainer_operations: dict[str, Callable[[Trainer, Body], Awaitable[None]]] = {
             "sealed": self._sealed,
             "dropped": self._dropped,
@@ -101,7 +101,7 @@ class Dispatch:
         }
 
     async def converse(self, link: Link, first: Body, fds: list[int]) -> None:
-        """One connection, from its first frame to its end."""
+        """Serve one connection, from its first frame to its end."""
         role = first.get("role")
         if role == "trainer":
             await self._serve_trainer(link, first, fds)
@@ -113,7 +113,7 @@ class Dispatch:
             await link.send({"error": "the first frame names no role"})
 
     def refusal(self) -> Body | None:
-        """Why no trainer may start here now."""
+        """The refusal, if no trainer may start here now."""
         if self._status.superseded_by is not None:
             return {"refused": f"superseded by {self._status.superseded_by}", "code": SUPERSEDED}
         if self._eviction.noticed.is_set():
@@ -121,7 +121,7 @@ class Dispatch:
         return None
 
     def trainers_gone(self) -> None:
-        """The last trainer is gone: what was half asked is void."""
+        """Forget requests that only some trainers made: the last trainer is gone."""
         self._planner.forget()
         self._checks.forget()
         if self._eviction.noticed.is_set():
@@ -152,14 +152,14 @@ class Dispatch:
         self._supervisor = link
         await link.send({"ok": True})
         while (frame := await link.receive()) is not None:
-            await self._supervisor_says(link, frame[0])
+            await self._receive_from_supervisor(link, frame[0])
         self._supervisor = None
 
     async def supervisor_lost(self) -> None:
-        """It died, whether it had come to connect or not: the job is over here, and nothing may train without it."""
+        """End the job here: the supervisor died, before or after it connected, and nothing may train without it."""
         if self.supervisor_done.is_set():
             return
-        # Whoever starts the run again waits for this agent's end.
+        # The next launch of the run waits for this agent's end.
         self._around.draining()
         self._journal.record("warning", what="the supervisor died: this node stops training")
         self._trainers.kill_launcher()
@@ -167,7 +167,7 @@ class Dispatch:
         await self._trainers.gone(5.0)
         self.supervisor_done.set()
 
-    async def _supervisor_says(self, link: Link, body: Body) -> None:
+    async def _receive_from_supervisor(self, link: Link, body: Body) -> None:
         operation = body.get("op")
         if operation == "notice":
             fields = Fields(body, "notice")
@@ -193,7 +193,7 @@ class Dispatch:
             body = frame[0]
             operation = self._trainer_operations.get(str(body.get("op")))
             if operation is None:
-                raise AgentError(f"rank {trainer.rank} asked for {body.get('op')!r}, which nobody knows")
+                raise AgentError(f"rank {trainer.rank} sent the unknown operation {body.get('op')!r}")
             await operation(trainer, body)
         self._trainers.hung_up(trainer)
 
@@ -211,7 +211,7 @@ class Dispatch:
         return trainer
 
     def _take_over(self, fds: list[int]) -> None:
-        """A trainer that outlived the agent before this one brings its segment, in case nobody else knows it."""
+        """Take over the segment of a trainer that outlived the previous agent, in case this one does not have it."""
         for fd in fds:
             self._memory.adopt_descriptor(fd)
 
@@ -222,27 +222,27 @@ class Dispatch:
         self._relay.tell()
         segment = self._memory.find(trainer.rank, fields.text("plan"))
         if segment is None:
-            raise AgentError(f"rank {trainer.rank} sealed a slot of a segment that nobody knows")
+            raise AgentError(f"rank {trainer.rank} sealed a slot of a segment that the agent does not have")
         trigger = fields.optional_text("trigger")
         if trigger is not None:
             tag = fields.optional_text("tag")
             self._shipper.sealed(segment, slot, seq, at, trigger, tag, trainer.local_world_size)
         await self._shipper.passed(trainer.rank, at)
         self._hasher.note(segment, slot)
-        self._say_sealed(trainer.rank, at, segment.geometry.image_bytes, trigger)
+        self._record_sealed(trainer.rank, at, segment.geometry.image_bytes, trigger)
 
     async def _dropped(self, trainer: Trainer, body: Body) -> None:
-        """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
+        """Note that a rank has no good image of a step: the images of it that others sealed are not shipped."""
         self._relay.tell()
         fields = Fields(body, "dropped")
         at = BoundaryId.of(fields)
         await self._shipper.dropped(trainer.rank, at, fields.text("why"))
 
-    def _say_sealed(self, rank: int, at: BoundaryId, size_bytes: int, trigger: str | None) -> None:
-        """Each image that is to be shipped; of the others a sample."""
+    def _record_sealed(self, rank: int, at: BoundaryId, size_bytes: int, trigger: str | None) -> None:
+        """Record each image that is to be shipped, and a sample of the others."""
         now_s = boot_s()
-        if trigger is not None or now_s - self._said_sealed_s >= _SAMPLE_EVERY_S:
-            self._said_sealed_s = now_s
+        if trigger is not None or now_s - self._recorded_sealed_s >= _SAMPLE_EVERY_S:
+            self._recorded_sealed_s = now_s
             self._journal.record("sealed", rank=rank, **at.names, bytes=size_bytes, trigger=trigger)
 
     async def _report(self, trainer: Trainer, body: Body) -> None:
@@ -252,7 +252,7 @@ class Dispatch:
     async def _loaded(self, trainer: Trainer, body: Body) -> None:
         future = trainer.answers.get("loaded")
         if future is None:
-            # Asked of the agent that this one replaces; a rank that could not load ends by itself, and all with it.
+            # The previous agent asked for this; a rank that could not load ends by itself, and all ranks with it.
             await trainer.link.reply(body, ok=True)
         elif not future.done():
             future.set_result(body)
@@ -266,14 +266,14 @@ class Dispatch:
 
     async def _notice(self, trainer: Trainer, body: Body) -> None:
         if trainer.stopping:
-            # torchrun passes SIGTERM to the others when a trainer has died: that is no eviction.
+            # torchrun passes SIGTERM to the others when a trainer has died: that is not an eviction.
             return
         self._eviction.notice(Fields(body, "notice").text("source"), self._grace_s)
 
     async def _need_slot(self, _worker: Trainer, _body: Body) -> None:
         await self._shipper.make_room()
 
-    # What takes time is answered beside the connection, which must go on being read.
+    # Requests that take time are answered in tasks of their own: the connection must go on being read.
 
     async def _wait(self, trainer: Trainer, body: Body) -> None:
         self._around.spawn(self._answer_wait(trainer, body))

@@ -1,4 +1,4 @@
-"""Pins: slots that must not be reused while somebody reads them. Trainers grant them; the dead keep theirs."""
+"""Pins slots that must not be reused while they are read. Trainers grant pins; a dead trainer reuses no slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pins:
         self._grants: dict[tuple[int, int, int], asyncio.Future[bool]] = {}
 
     async def pin(self, images: ImageSet) -> bool:
-        """Keep a whole set. False if a part of it moved on before it could be kept."""
+        """Pin a whole set. False if a part of it moved on before it could be pinned."""
         try:
             async with asyncio.timeout(_GRANT_WITHIN_S):
                 granted = await asyncio.gather(*(self._pin(part) for part in images.parts))
@@ -35,7 +35,7 @@ class Pins:
             await trainer.link.send({"op": "unpin", "plan": segment.plan_hash, "slot": slot, "seq": seq})
 
     def granted(self, trainer: Trainer, body: Body) -> None:
-        """A trainer's answer."""
+        """Take a trainer's answer."""
         fields = Fields(body, "granted")
         future = self._grants.pop((trainer.rank, fields.integer("slot"), fields.integer("seq")), None)
         if future is not None and not future.done():

@@ -1,4 +1,4 @@
-"""The agent's socket: who may connect, and one object a connection."""
+"""Serves the agent's socket: accepts connections of this user's processes, one `Link` per connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Link:
         self._sending = asyncio.Lock()
 
     async def send(self, body: Body, fds: tuple[int, ...] = ()) -> bool:
-        """Send a frame. False if the other side is gone, which its own `receive` loop hears of."""
+        """Send a frame. False if the other side is gone, which the connection's own `receive` loop notices."""
         try:
             async with self._sending:
                 await send_async(self._sock, body, fds)
@@ -66,9 +66,9 @@ class Server:
                 group.create_task(self._converse(sock))
 
     def listen(self) -> None:
-        """From here on connections are taken."""
+        """Start to take connections."""
         listener = self._listener
-        # Bound under another name and renamed: whoever finds the name finds somebody listening.
+        # Bound under another name and renamed: as soon as the name exists, the socket is listening.
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         listener.bind(str(fresh))
@@ -84,7 +84,7 @@ class Server:
             if first is not None:
                 await self._handler(link, *first)
         except SurefootError as error:
-            # Another user, or a peer that breaks the protocol: it is told, and concerns nobody else.
+            # Another user, or a peer that breaks the protocol: it gets the error, and no other connection suffers.
             await Link(sock, 0).send({"error": str(error)})
         finally:
             sock.close()

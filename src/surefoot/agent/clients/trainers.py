@@ -1,4 +1,4 @@
-"""The trainers: the trainers of this node, who is alive, and how they are ended."""
+"""Keeps the trainers of this node: which of them are alive, and how they are ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surefoot.ipc.board import Board, Phase, RankWord
 from surefoot.ipc.wire import Body
 
 STOP_WITHIN_S = 2.0
-"""Given to a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending trainers takes 30 s."""
+"""Time for a trainer's watcher thread to leave before SIGKILL. torchrun's own way of ending trainers takes 30 s."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +32,11 @@ class Trainer:
     link: Link
     hello: Body
     leaving: bool = False
-    """It said goodbye: its end is no loss."""
+    """True once it has said goodbye: its end is not a loss."""
     failed: bool = False
-    """It said goodbye because of an error of its own: the others cannot go on without it."""
+    """True if it said goodbye because of an error of its own: the others cannot go on without it."""
     left: bool = False
-    """It closed its connection after its goodbye; its process may live on and come again."""
+    """True once it closed its connection after its goodbye; its process may live on and connect again."""
     stopping: bool = False
     answers: dict[str, asyncio.Future[Body]] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Trainers:
         self._by_rank: dict[int, Trainer] = {}
         self._launcher_pidfd = -1
         self.changed = asyncio.Event()
-        """Set whenever somebody came or went."""
+        """Set whenever a trainer came or went."""
 
     @property
     def live(self) -> list[Trainer]:
@@ -94,7 +94,7 @@ class Trainers:
                 os.close(trainer.pidfd)
                 raise UsageError(f"rank {rank} is one of {trainer.world_size}, rank {other.rank} of {other.world_size}")
         if not hello.get("reconnect"):
-            # It does not know the board yet, and waits for our answer. The phase first: it goes with the process.
+            # The trainer does not know the board yet: it waits for our answer. The phase goes first: it is that of PID.
             self._board.set_rank(trainer.local_rank, RankWord.PHASE, Phase.STARTING)
             self._board.set_rank(trainer.local_rank, RankWord.PID, trainer.pid)
         self._by_rank[rank] = trainer
@@ -105,7 +105,7 @@ class Trainers:
         return trainer
 
     def stop_all(self) -> list[int]:
-        """Tell every trainer to end now: stop word, then SIGKILL for those still there. Returns their ranks."""
+        """End every trainer now: by its stop word, then by SIGKILL if it is still there. Returns their ranks."""
         loop = asyncio.get_running_loop()
         told = [trainer for trainer in self.live if not trainer.stopping]
         for trainer in told:
@@ -115,7 +115,7 @@ class Trainers:
         return [trainer.rank for trainer in told]
 
     def set_launcher(self, pid: int) -> None:
-        """The process that starts trainers again (torchrun): it must not outlive its supervisor."""
+        """Note the process that starts trainers again (torchrun): it must not outlive its supervisor."""
         if self._launcher_pidfd >= 0:
             os.close(self._launcher_pidfd)
         try:
@@ -135,7 +135,7 @@ class Trainers:
         return await self._none(lambda _worker: True, within_s)
 
     async def stopped(self) -> None:
-        """Wait for the end of those who were told to end: without this agent nobody would kill them."""
+        """Wait for the end of the trainers that must end: without this agent nothing would kill them."""
         await self._none(lambda trainer: trainer.stopping, 2 * STOP_WITHIN_S)
 
     async def _none(self, of: Callable[[Trainer], bool], within_s: float | None) -> bool:
@@ -149,7 +149,7 @@ class Trainers:
         return True
 
     async def idle_for(self, within_s: float) -> None:
-        """Return when there were trainers, and all have said goodbye and hung up, for that long."""
+        """Return once all trainers, of which there was at least one, have left and stayed away for that long."""
         while True:
             self.changed.clear()
             idle = bool(self._by_rank) and self.all_left
@@ -193,11 +193,11 @@ class Trainers:
 
     @property
     def all_left(self) -> bool:
-        """True if nobody here trains, though processes may live on."""
+        """True if no process here trains, though processes may live on."""
         return all(trainer.left for trainer in self._by_rank.values())
 
     def hung_up(self, trainer: Trainer) -> None:
-        """A trainer's connection ended. Its process is watched by its pidfd; this only matters after a goodbye."""
+        """Note that a trainer's connection ended. The pidfd watches its process; this only matters after a goodbye."""
         trainer.left = trainer.leaving
         _end_answers(trainer, "hung up")
         self.changed.set()
@@ -221,22 +221,22 @@ class Trainers:
 
 
 def _end_answers(trainer: Trainer, why: str) -> None:
-    """What it was asked is answered by nobody."""
+    """Fail the questions that this trainer has not answered."""
     for future in trainer.answers.values():
         if not future.done():
             future.set_exception(AgentError(f"rank {trainer.rank} {why}"))
 
 
 def _end_group(pid: int) -> None:
-    """End what a supervised trainer has left behind: its children would keep ports and memory from the next one.
+    """End the children that a supervised trainer has left: they would keep ports and memory from the next trainer.
 
-    torchrun makes each trainer the leader of a group, and ends the groups of those that live, not of one that died. A
-    process's number is not given to another one while it names a group, nor before its end was seen by its parent.
+    torchrun makes each trainer the leader of a group, and ends the groups of live trainers, not of one that died. The
+    kernel gives a process's number to no other one while it names a group, nor before the parent has seen its end.
     """
     if pid == os.getpgrp():
         return
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # Nobody is left of it, or nobody whom we started.
+        # No process is left in the group, or none that this user started.
         return

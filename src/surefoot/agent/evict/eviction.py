@@ -32,11 +32,11 @@ from surefoot.ipc.wire import Body
 _LEAVE_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
 _COUNT_WITHIN_S = 2.0
-"""For the other nodes to say where their ranks are, once they are held."""
+"""Time for the other nodes to report where their ranks are, once they are held."""
 
 
 class Eviction:
-    """One notice and what follows from it. The first notice counts; a later one can only bring the deadline nearer."""
+    """One notice and what follows from it. The first notice counts; a later one can only make the deadline earlier."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Eviction:
         self.noticed = asyncio.Event()
         self._held = False
         self._late_step: int | None = None
-        """What every rank was told to take late."""
+        """The step that every rank was ordered to take late."""
         self._nothing_left = False
         membership.hear("notice", self._hear_notice)
         membership.answer("hold", self._asked_to_hold)
         membership.hear("target", self._hear_target)
 
     def notice(self, source: str, grace_s: float) -> None:
-        """An eviction of this node was announced: say it to every trainer, here and on the other nodes, at once."""
+        """An eviction of this node was announced: inform every trainer, here and on the other nodes, at once."""
         self._membership.leaving.add(self._membership.me)
         self._membership.tell_on({"op": "notice", "source": source, "grace_s": grace_s})
         self._take_notice(source, grace_s)
@@ -134,8 +134,8 @@ class Eviction:
         await self._shipper.something(_LOOK_EVERY_S)
 
     async def clear_trainers(self) -> None:
-        """See the trainers off: they leave by themselves once they hear of the notice, else they are ended."""
-        # A machine that stays has no deadline, and its trainers' exit codes matter to whoever starts them again.
+        """See the trainers off: they leave by themselves once they learn of the notice, otherwise they are ended."""
+        # A machine that stays has no deadline, and the launcher that starts its trainers again needs their exit codes.
         stays = self._membership.me not in self._membership.leaving
         left_s = _LEAVE_WITHIN_S if stays else max(0.5, min(_LEAVE_WITHIN_S, self._deadline_s - boot_s()))
         if not await self._trainers.gone(left_s):
@@ -146,7 +146,7 @@ class Eviction:
     async def _stage_late(self) -> None:
         """Have the newest finished step taken, whatever the trainers' main threads are doing.
 
-        Hold first, count after: a rank that passes its fence says so BEFORE it looks whether it is held, and is
+        Hold first, count after: a rank that passes its fence reports it BEFORE it looks whether it is held, and is
         counted here AFTER it was. So the step that is named here is one that every rank can still take or reach.
         """
         counted = {self._membership.me: self._hold()}

@@ -1,8 +1,8 @@
-"""The newest step in memory: steps that only memory holds when nobody asks any more to save them.
+"""Ships the newest step that only memory holds, when no trainer asks any more to save it.
 
 One node chooses, by `core.eviction.newest_to_ship`, and all ship their part. Nodes whose trainers are gone first report
-what they still work on: a rank may die after others sealed a step and before it did, and then their nodes would wait
-for its node's part, and that node for theirs of an older step.
+what they still work on: a rank may die after others sealed a step and before it did. Then the others' nodes would wait
+for its node's part of that step, and its node for their parts of an older step.
 """
 
 from __future__ import annotations
@@ -141,15 +141,15 @@ class NewestInMemory:
         if not parts and self._membership.alone:
             return
         if not parts or not await self._pins.pin(images):
-            self._commits.give_up(order.name, "its image moved on before it could be kept")
+            self._commits.give_up(order.name, "its image left memory before it could be pinned")
         elif not self._shipper.uploading(order.at):
             self._shipper.ship(images, order.trigger, order.name)
 
     async def report_left(self, generation: int, within_s: float) -> None:
-        """Report what this node still works on, and give up what others report to have no part of, also later on.
+        """Report what this node still works on, and give up each step of which others report no part, also later.
 
         Args:
-            generation: of the trainers that are gone from here: they bring nothing more.
+            generation: of the trainers that are gone from here: they contribute nothing more.
             within_s: how long the others' reports are waited for.
         """
         if self._membership.alone or self._membership.apart:

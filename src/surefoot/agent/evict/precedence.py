@@ -1,6 +1,6 @@
-"""Precedence: whether an older upload is finished before an eviction's newest step, decided the same on all nodes.
+"""Decides, the same on all nodes, whether an older upload is finished before an eviction's newest step.
 
-Nodes that decided alone could each finish another step, and none would be whole. So each brings a report of its uploads
+Nodes that decided alone could each finish another step, and none would be whole. So each sends a report of its uploads
 as soon as it has its part of the newest step, and decides from all reports by `core.eviction.unfit`.
 """
 

@@ -1,4 +1,4 @@
-"""Frozen files on tiers: which are there, and which must not be trusted."""
+"""Keeps track of the frozen files on tiers: which are there, and which must not be trusted."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class FrozenFiles:
 
     @property
     def tiers(self) -> list[Tier]:
-        """Where a frozen file belongs, the authority first."""
+        """The tiers that should have every frozen file, the authority first."""
         return [self._records.tier, *([self._disks] if self._disks is not None else [])]
 
     @property
     def near(self) -> list[Tier]:
-        """Where a frozen file is read from, the nearest first."""
+        """The tiers from which a frozen file is read, the nearest first."""
         return self.tiers[::-1]
 
     def is_authority(self, tier: Tier) -> bool:
         return tier is self._records.tier
 
     def hold(self, file: FrozenFile) -> None:
-        """A trainer works with it: it must not be deleted, whether a checkpoint names it yet or not."""
+        """Keep a file that a trainer works with: it must not be deleted, whether a checkpoint names it yet or not."""
         self._held.add(file.xxh3_128)
 
     async def is_durable(self, file: FrozenFile) -> bool:
@@ -64,14 +64,14 @@ class FrozenFiles:
         return not (self.is_authority(tier) and await self._is_quarantined(file))
 
     async def saved(self, tier: Tier, file: FrozenFile) -> None:
-        """It was written anew to a tier: what was known against it is past."""
+        """Note that a file was written anew to a tier: an earlier quarantine is lifted."""
         if self.is_authority(tier):
             if await self._is_quarantined(file):
                 await tier.delete([quarantine_key(file.key)])
             self._durable.add(file)
 
     async def refuse(self, tier: Tier, file: FrozenFile, why: str) -> None:
-        """A copy is bad: say so, and see to it that it is not believed again."""
+        """Report a bad copy, and make sure that it is not trusted again."""
         kind = tier.name if self.is_authority(tier) else "disk copy"
         self._journal.record("quarantined", object=file.key, tier=kind, why=why)
         if self.is_authority(tier):
@@ -93,10 +93,10 @@ class FrozenFiles:
     # ------------------------------------------------------------------ retention
 
     async def sweep(self, manifests: Iterable[Manifest], delay_s: float) -> int:
-        """Delete what no checkpoint names and no trainer holds, once that has been so for a while; returns the bytes.
+        """Delete files that no checkpoint has named and no trainer has held for a while; returns the bytes.
 
         Args:
-            manifests: every one that may still be restored, those given up and not yet deleted too.
+            manifests: all that may still be restored, and those that were given up and are not deleted yet.
             delay_s: how long an object must have been unnamed.
 
         Raises:

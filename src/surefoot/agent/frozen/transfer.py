@@ -46,7 +46,7 @@ class _Window:
     memory: memoryview
 
     def pieces(self, file: FrozenFile) -> Iterator[tuple[Body, memoryview]]:
-        """A file's pieces in order: what a trainer is told of each, and where it is to stand."""
+        """A file's pieces in order: the fields that name each to a trainer, and its place in the window."""
         for start in range(0, file.size_bytes, len(self.memory)):
             part = self.memory[: file.size_bytes - start]
             yield {"start": start, "bytes": len(part)}, part
@@ -66,7 +66,7 @@ async def _ask(trainer: Trainer, what: str, body: Body, fds: tuple[int, ...] = (
     """Ask a trainer to do something with its frozen tensors, and wait until it has.
 
     Raises:
-        AgentError: it ended, or cannot; the message says why.
+        AgentError: the trainer ended, or cannot do it; the message names the reason.
     """
     ticket = secrets.token_hex(8)
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
@@ -83,7 +83,7 @@ async def _ask(trainer: Trainer, what: str, body: Body, fds: tuple[int, ...] = (
 
 
 async def answered(trainer: Trainer, body: Body) -> None:
-    """A trainer has done what it was asked; one to a question that nobody waits for any more is nobody's."""
+    """Take a trainer's answer; an answer for which no task waits any more is dropped."""
     future = trainer.answers.get(_key(Fields(body, "frozen_done").text("ticket")))
     if future is not None and not future.done():
         future.set_result(body)
@@ -94,7 +94,7 @@ def _key(ticket: str) -> str:
 
 
 class FrozenSaver:
-    """Brings the current trainers's frozen files to every tier."""
+    """Saves the current trainers' frozen files on every tier."""
 
     def __init__(
         self,
@@ -114,16 +114,16 @@ class FrozenSaver:
         self._ready = asyncio.Event()
         self._ready.set()
         self._uploads: dict[int, tuple[FrozenFile, asyncio.Task[None]]] = {}
-        """What is being brought to the run's place, by rank."""
+        """Files that are being saved to the run's place, by rank."""
         self._one_of_rank: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     def planned(self, plan: Plan) -> None:
-        """A plan stands: until its frozen files are durable, no checkpoint is complete."""
+        """Take a new plan: until its frozen files are durable, no checkpoint is complete."""
         self._expect(set(frozen_ranks(plan)) & {trainer.rank for trainer in self._trainers.live})
 
     async def announced(self, trainer: Trainer, body: Body) -> None:
-        """A trainer knows what its frozen file is; or has found that it is still the same."""
+        """Take a trainer's announcement of its frozen file, which may be the same as before."""
         file = FrozenFile.from_json(body, "frozen")
         self._files.hold(file)
         coming = self._uploads.get(trainer.rank)
@@ -133,20 +133,21 @@ class FrozenSaver:
             self._uploads[trainer.rank] = (file, self._spawn(self._save(trainer, file)))
 
     def trainer_gone(self, trainer: Trainer) -> None:
-        """A trainer ended. What it was sending will not be complete."""
+        """Note that a trainer ended: the file that it was sending will not be complete."""
         self._stop(trainer)
         self._expect(self._expected if self._trainers.live else set())
 
     async def ready(self) -> None:
-        """Wait until a durable save could be complete: no frozen file is still to be saved."""
+        """Wait until a durable save can be complete: no frozen file is left to save."""
         await self._ready.wait()
 
     async def hold_back(self, images: ImageSet, trigger: str) -> str | None:
-        """Why this node's images must not be committed now; None if they may. Saves that somebody waits for wait here.
+        """The reason why this node's images must not be committed now; None if they may be. A save that the script
+        waits for waits here for its frozen files.
 
         Raises:
-            TierError: a frozen file that is waited for could not be saved just now.
-            CorruptError: a record names no file, or the tensors that it means are others by now.
+            TierError: a frozen file that the save needs could not be saved just now.
+            CorruptError: a record names no file, or the file's tensors have changed since.
         """
         frozen = frozen_ranks(images.parts[0].segment.plan())
         for part in images.parts:
@@ -159,21 +160,21 @@ class FrozenSaver:
                 if trigger == "periodic":
                     return f"{file.key} is still being saved"
                 if trigger not in ("emergency", "agent"):
-                    await self._bring(self._trainers.of_rank(rank), file)
+                    await self._save_durably(self._trainers.of_rank(rank), file)
                     continue
                 what = f"{images.at.label} is committed before {file.key} is saved: it can be resumed only by a "
                 self._journal.record("warning", what=f"{what}script that makes the same frozen tensors by itself")
         return None
 
     async def _save(self, trainer: Trainer, file: FrozenFile) -> None:
-        """Bring a file to the run's place, however many tries that takes, and then to the local drives."""
+        """Save a file to the run's place, with as many attempts as that takes, and then to the local drives."""
         attempt = 0
         while True:
             try:
-                await self._bring(trainer, file)
+                await self._save_durably(trainer, file)
                 break
             except CorruptError as error:
-                # The trainer hashes again, and gives up what changed or announces the file anew.
+                # The trainer hashes again, and gives up the changed leaves or announces the file anew.
                 self._journal.record("warning", what=str(error))
                 return
             except TierError as error:
@@ -189,7 +190,7 @@ class FrozenSaver:
                 await self._copy(tier, trainer, file)
 
     async def _copy(self, tier: Tier, trainer: Trainer, file: FrozenFile) -> None:
-        """A copy is a short cut: one that fails is logged, and left. It may end with its trainer."""
+        """Save a copy, which is only a short cut: a failure is logged and not retried. It may end with its trainer."""
         try:
             if not trainer.leaving and not await self._files.is_on(tier, file):
                 await self._put(tier, trainer, file)
@@ -197,7 +198,7 @@ class FrozenSaver:
             if not trainer.leaving:
                 self._failed(file, "disk", error, 1)
 
-    async def _bring(self, trainer: Trainer | None, file: FrozenFile) -> None:
+    async def _save_durably(self, trainer: Trainer | None, file: FrozenFile) -> None:
         if trainer is None:
             raise TierError(f"{file.key} is not saved, and the trainer that has it is gone")
         async with self._one_of_rank[trainer.rank]:
@@ -218,7 +219,7 @@ class FrozenSaver:
             self._journal.record("frozen_saved", **about, seconds=round(boot_s() - started_s, 4))
 
     async def _sent(self, trainer: Trainer, file: FrozenFile, window: _Window) -> AsyncIterator[memoryview]:
-        """The file as the trainer sends it. The last piece is given away only if the whole is what was announced."""
+        """The file as the trainer sends it. The last piece is passed on only if the whole has the announced hash."""
         whole = xxhash.xxh3_128()
         for piece, part in window.pieces(file):
             await self._pacer.take(len(part))
@@ -245,7 +246,8 @@ class FrozenSaver:
 
 class FrozenStart:
     """Asks the trainers that wait for a start whether they have made the frozen tensors that a checkpoint needs, and
-    gives them those of a file that differs. Before the generation is claimed, so that what is chosen is whole."""
+    gives them those of a file that differs. It does so before the generation is claimed, so that the chosen checkpoint
+    is whole."""
 
     def __init__(self, trainers: Trainers, files: FrozenFiles, journal: Journal) -> None:
         self._trainers = trainers
@@ -255,14 +257,14 @@ class FrozenStart:
         """Files of which no copy verified, in this start."""
 
     def forget(self) -> None:
-        """A new start begins: what was bad may have been repaired."""
+        """Begin a new start: files that were bad may have been repaired."""
         self._bad.clear()
 
     async def settle(self, plan: Plan, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """See to it that every trainer has the frozen tensors of a checkpoint. Returns why that cannot be.
+        """Give every trainer the frozen tensors of a checkpoint. Returns the reason if that is impossible.
 
         Raises:
-            AgentError: a trainer ended, or broke off.
+            AgentError: a trainer ended, or could not do it.
             TierError: the run's URI does not answer.
         """
         try:
@@ -303,7 +305,7 @@ class FrozenStart:
         """Give a file to trainers from the nearest good copy; returns the tier's name.
 
         Raises:
-            CorruptError: there is none.
+            CorruptError: there is no good copy.
         """
         why = "is not saved"
         for tier in self._files.near:
@@ -314,13 +316,13 @@ class FrozenStart:
                 why = str(error)
                 await self._files.refuse(tier, file, why)
             except ObjectMissingError:
-                # Said only if no other tier has it: a file may not have been saved everywhere yet.
+                # Reported only if no other tier has it: a file may not have been saved everywhere yet.
                 continue
             except TierError as error:
                 if self._files.is_authority(tier):
                     raise
                 await self._files.refuse(tier, file, str(error))
-        self._bad[file] = f"{file.key} {why}, and the script's own frozen tensors are others"
+        self._bad[file] = f"{file.key} {why}, and the script's own frozen tensors differ from it"
         raise CorruptError(self._bad[file])
 
     async def _load_from(self, tier: Tier, rank: int, file: FrozenFile, trainers: Sequence[Trainer]) -> None:

@@ -1,4 +1,4 @@
-"""The hasher: hashes what trainers seal, behind them. Only the newest sealed slot of a rank is worth the work."""
+"""The hasher: hashes the slots that trainers seal, behind them. Only the newest sealed slot of a rank is worth it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.ipc.segment import Segment
 
 
 class Hasher:
-    """One task; a rank that seals faster than this hashes has its older steps passed over."""
+    """One task. If a rank seals faster than this task hashes, its older steps are skipped."""
 
     def __init__(
         self, memory: Memory, pinned: Callable[[], list[tuple[Segment, int]]], on_hashed: Callable[[Held], None]
@@ -25,12 +25,12 @@ class Hasher:
         self._wake = asyncio.Event()
 
     def note(self, segment: Segment, slot: int) -> None:
-        """A slot was sealed."""
+        """Queue a slot that was sealed."""
         self._pending[segment.rank] = (segment, slot)
         self._wake.set()
 
     def set_plan(self, plan: Plan) -> None:
-        """From here on this is the plan that trainers seal under."""
+        """Take the plan under which trainers seal from here on."""
         self._plan = plan
 
     async def run(self) -> None:
@@ -46,7 +46,7 @@ class Hasher:
                 self._drop_older_plans(hashed)
 
     def _drop_older_plans(self, hashed: list[Held | None]) -> None:
-        """Once a step of the current plan is whole, what lies in segments of older plans is history."""
+        """Once a step of the current plan is whole, drop the segments of older plans, which are history."""
         plan = self._plan
         if plan is None or not any(held is not None and held.segment.plan_hash == plan.hash for held in hashed):
             return

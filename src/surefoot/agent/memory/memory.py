@@ -1,4 +1,4 @@
-"""The node's memory tier: the segments of its ranks, their hashes, and what of them makes a whole step."""
+"""The node's memory tier: owns the segments of its ranks, hashes their images, and finds whole steps among them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from surefoot.launch.config import MIN_SLOTS
 HASH_THREADS = 2
 _SUFFIX = ".seg"
 _SPARE_BYTES = 256 * 1024 * 1024
-"""Left to everybody else when a segment's size is judged."""
+"""Left to all other programs when a segment's size is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Held:
         """The rank's record.
 
         Raises:
-            CorruptError: its bytes do not match their hash, or it is of another image than the slot's entry says: the
-                entry has no hash of its own, and images of two steps must never be taken for one.
+            CorruptError: its bytes do not match their hash, or it belongs to another image than the slot's entry names:
+                the entry has no hash of its own, and images of two steps must never be taken for one.
         """
         what = f"slot {self.sealed.slot} of rank {self.segment.rank}"
         fields = Fields(parse_json(self.segment.record(self.sealed), what), what)
         at, said = BoundaryId.of(fields), self.sealed.at
         if (at, at.step, at.epoch, fields.integer("rank")) != (said, said.step, said.epoch, self.segment.rank):
-            raise CorruptError(f"{what}: its entry says {said}, {said.label}, its record {at}, {at.label}")
+            raise CorruptError(f"{what}: its entry names {said}, {said.label}, its record {at}, {at.label}")
         return fields.body
 
 
@@ -69,7 +69,7 @@ class ImageSet:
     at: BoundaryId
     plan: str
     parts: tuple[Held, ...]
-    """In rank order."""
+    """The images in rank order."""
 
     @property
     def size_bytes(self) -> int:
@@ -90,7 +90,8 @@ class Memory:
         return list(self._all)
 
     def adopt_files(self) -> int:
-        """Take over the segments that lie in the run's directory; what is no whole segment is removed, and said."""
+        """Take over the segments that lie in the run's directory. A file that is not a whole segment is removed and
+        reported."""
         for path in sorted(self._home.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
             try:
                 segment = open_segment_file(path)
@@ -102,7 +103,7 @@ class Memory:
                 path.unlink(missing_ok=True)
                 continue
             except OSError as error:
-                # Not its fault: it may hold the only copy of a step, and stays.
+                # The file itself may be good: it may hold the only copy of a step, and stays.
                 self._on_bad(path.name, f"cannot be opened ({error}); left as it is")
                 continue
             self._all.append(segment)
@@ -111,14 +112,15 @@ class Memory:
     def adopt_descriptor(self, fd: int) -> None:
         """Take over a segment that a trainer still holds (a memfd has no name to be found by).
 
-        Memory that was found by its name is the same memory: known twice, it would be emptied by `void_all_but`.
+        A segment that was found by its name too is the same memory: if it were listed twice, `void_all_but` would empty
+        it.
         """
         if any(os.path.sameopenfile(fd, segment.fd) for segment in self._all):
             os.close(fd)
             return
         segment = open_segment(fd, None)
         if segment.run != self._home.run:
-            raise CorruptError(f"a trainer brought a segment of run {segment.run}")
+            raise CorruptError(f"a trainer sent a segment of run {segment.run}")
         self._all.append(segment)
 
     def find(self, rank: int, plan_hash: str) -> Segment | None:
@@ -138,7 +140,7 @@ class Memory:
         is memory for, from `num_slots` down to two.
 
         Raises:
-            ResourceError: not even two slots fit; says need and have.
+            ResourceError: not even two slots fit; the message names need and have.
         """
         capacity = round_up(record_capacity)
         images = {rank: plan.image(rank) for rank in ranks if self.usable(plan, rank, capacity) is None}
@@ -167,7 +169,7 @@ class Memory:
         return [self._usable(plan, rank, capacity) for rank in ranks]
 
     def room_bytes(self) -> int:
-        """Memory that this run could have for its slots: what is free, and what its segments take now."""
+        """Bytes that this run could have for its slots: free memory, and the memory that its segments take now."""
         return _free_bytes() + sum(segment.geometry.size_bytes for segment in self._all)
 
     def _usable(self, plan: Plan, rank: int, record_capacity: int) -> Segment:
@@ -188,7 +190,7 @@ class Memory:
                     self._give_up(segment, sealed, str(error))
                 return None
             image_hash = await self._hash(segment, slot)
-            # Hashing is no pin: the result is worth nothing if the slot moved on meanwhile.
+            # Hashing does not pin the slot: the result is worth nothing if the slot moved on meanwhile.
             if segment.seq(slot) != sealed.seq:
                 return None
             segment.set_hash(sealed, image_hash)
@@ -213,7 +215,7 @@ class Memory:
         ]
 
     async def parts(self, at: BoundaryId, plan_hash: str) -> dict[int, Held]:
-        """The images of one step that are here and hashed, by rank; not of every rank, perhaps."""
+        """The images of one step that are here and hashed, by rank; some ranks may be missing."""
         found = {}
         for segment in [segment for segment in self._all if segment.plan_hash == plan_hash]:
             for sealed in segment.all_sealed():
@@ -223,7 +225,7 @@ class Memory:
         return found
 
     def give_up(self, held: Held, why: str) -> None:
-        """An image turned out bad."""
+        """Give up an image that turned out bad."""
         self._give_up(held.segment, held.sealed, why)
 
     async def verify(self, images: ImageSet) -> None:
@@ -241,13 +243,13 @@ class Memory:
             part.record()
 
     async def sift(self, at: BoundaryId, plan_hash: str) -> None:
-        """Hash what is here of a step again, and give up what is not what it was."""
+        """Hash the images of a step here again, and give up those that have changed."""
         for held in (await self.parts(at, plan_hash)).values():
-            with suppress(CorruptError):  # it is given up, and that is said
+            with suppress(CorruptError):  # it is given up, and that is logged
                 await self.verify(ImageSet(at, plan_hash, (held,)))
 
     def void_all_but(self, kept: Iterable[Held]) -> None:
-        """Empty every slot that is not kept: what a new generation does not continue is history."""
+        """Empty every slot that is not kept: steps that a new generation does not continue are history."""
         keep = {(id(part.segment), part.sealed.slot) for part in kept}
         for segment in self._all:
             for slot in range(segment.num_slots):
@@ -282,7 +284,7 @@ class Memory:
 
 
 def slot_bytes(plan: Plan, rank: int, record_capacity: int) -> int:
-    """What one slot of a rank takes."""
+    """Bytes that one slot of a rank takes."""
     image_bytes = plan.image(rank).size_bytes
     return Geometry(1, round_up(record_capacity), image_bytes, 0, areas_bytes(plan, rank)).slot_stride
 

@@ -1,6 +1,7 @@
-"""Planning: when every rank has reported what it registered, one plan, and one segment for each rank of this node.
+"""Planning: once every rank has reported its registered state, makes the plan, and a segment for each rank here.
 
-Every node makes the plan by itself, of all reports, by a pure function: what has one result needs no decision.
+Every node makes the plan by itself, from all reports, by a pure function: the result is the same on every node, so the
+nodes need not agree on it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Entry = tuple[Trainer, Body, Report]
 
 
 class Planner:
-    """Gathers one report a rank. A report that comes twice (the agent was replaced) replaces the first."""
+    """Gathers one report per rank. A report that comes twice (the agent was replaced) replaces the first."""
 
     def __init__(
         self,
@@ -54,14 +55,15 @@ class Planner:
         self._reports.clear()
 
     async def report(self, trainer: Trainer, request: Body) -> None:
-        """Take a rank's report; with this node's last one, answer all, beside the connections."""
+        """Take a rank's report. After this node's last one, a task answers all, so that connections go on being
+        read."""
         try:
             self._reports[trainer.rank] = (trainer, request, Report.from_json(request.get("report")))
         except SurefootError as error:
             await self._refuse([*self._reports.values(), (trainer, request, Report((), ""))], error)
             return
         if len(self._reports) == trainer.local_world_size:
-            # Kept by the task until the plan stands: whoever reported is answered, whatever comes of it.
+            # The task keeps them until the plan stands: every rank that reported gets an answer, even an error.
             entries = [self._reports[rank] for rank in sorted(self._reports)]
             self._reports.clear()
             self._spawn(self._answer_all(entries))
@@ -102,7 +104,7 @@ class Planner:
     def _plan_for(
         self, brought: Sequence[Fields], reports: Sequence[Report], record_capacity: int, num_slots: int
     ) -> Plan:
-        """With replicas if every machine has memory for them; else on none, since a plan is everybody's."""
+        """A plan with replicas if every machine has memory for them; else without any, since all nodes share it."""
         plan = make_plan(reports)
         nodes = [self._membership.node_of(rank) for rank in range(len(reports))]
         replicated = with_replicas(plan, reports, nodes)
@@ -129,7 +131,7 @@ class Planner:
                     reports[rank] = Report.from_json(report)
         world_size = entries[0][0].world_size
         if sorted(reports) != list(range(world_size)):
-            raise AgentError(f"reports of ranks {sorted(reports)} came, of a world of {world_size}")
+            raise AgentError(f"only ranks {sorted(reports)} of {world_size} sent reports")
         return [reports[rank] for rank in range(world_size)]
 
     async def _reserve_all(

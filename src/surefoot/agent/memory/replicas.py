@@ -1,8 +1,9 @@
-"""Replicas: second copies of other machines' images, made whole here when their machine is lost with its memory.
+"""Replicas: keeps second copies of other machines' images, and rebuilds an image whose machine is lost.
 
-What a rank shares with others stands in this node's slots anyway (`surefoot.core.replicas`). What it has for itself
-alone, its record and some small tensors, is told by its agent once its image is hashed, together with that hash: a
-private_part. Private parts lie as small files beside the segments, so that whoever replaces this agent has them too.
+The tensors that a rank shares with others stand in this node's slots anyway (`surefoot.core.replicas`). The bytes that
+only this rank has, its record and some small tensors, are its *private part*: its agent sends that once the image is
+hashed, together with the hash. Private parts lie as small files beside the segments, so that an agent which replaces
+this one has them too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from surefoot.ipc.segment import Sealed, Segment, create_segment
 from surefoot.ipc.wire import Body
 
 _KEPT = 4
-"""Private parts of a rank, the newest: as many as a rank has slots, since a replica needs its slot."""
+"""Number of a rank's newest private parts to keep: as many as a rank has slots, since a replica needs its slot."""
 _SUFFIX, _DRAFT, _REBUILT = ".private_part", ".draft", ".rebuilt"
 _Key = tuple[BoundaryId, str, int]
 """Step, plan and rank."""
@@ -41,7 +42,7 @@ _Key = tuple[BoundaryId, str, int]
 
 @dataclass(frozen=True, slots=True)
 class PrivatePart:
-    """What a rank had for itself alone at one step, and the hash of its whole image."""
+    """The bytes that only one rank had at one step, and the hash of its whole image."""
 
     at: BoundaryId
     plan: str
@@ -73,7 +74,7 @@ class PrivatePart:
 
 
 class Replicas:
-    """This node's private parts of other nodes' ranks, and what is made of them."""
+    """The private parts of other nodes' ranks on this node, and the images that are rebuilt from them."""
 
     def __init__(self, home: Home, membership: Membership, memory: Memory, say: Callable[[str], None]) -> None:
         self._home = home
@@ -85,15 +86,15 @@ class Replicas:
         self._rebuilt: dict[_Key, Held] = {}
         self._turn = asyncio.Lock()
         self._own: dict[tuple[str, int], list[Range]] = {}
-        """By plan and rank, where in its image lies what is its own: known once, needed at every step."""
+        """By plan and rank, the ranges of an image that only its rank has: found once, needed at every step."""
         self._too_large: set[int] = set()
-        """Ranks of which that was said."""
+        """Ranks whose private part was reported as too large."""
         self._unwritten = False
-        """That a private_part has no file was said."""
-        membership.hear("private_part", self._hear)
+        """True once it was reported that a private part could not be written to a file."""
+        membership.hear("private_part", self._receive)
 
     def adopt(self) -> None:
-        """Take over the private parts that an earlier agent left; what else of this it left is of no use."""
+        """Take over the private parts that an earlier agent left, and remove its drafts and rebuilt images."""
         for left in (*self._home.directory.glob(f"*{_REBUILT}"), *self._home.directory.glob(f"*{_DRAFT}")):
             left.unlink(missing_ok=True)
         for path in sorted(self._home.directory.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns):
@@ -108,7 +109,7 @@ class Replicas:
     # ------------------------------------------------------------------ telling
 
     def hashed(self, held: Held) -> None:
-        """An image of this node is hashed: tell its holder's node what that one does not have."""
+        """Send the private part of an image of this node, which was just hashed, to the node that holds its replica."""
         plan, rank = held.segment.plan(), held.segment.rank
         node = self._membership.node_of(plan.holders[rank]) if rank in plan.holders else None
         if node is None or node == self._membership.me:
@@ -120,7 +121,7 @@ class Replicas:
                 self._say(f"{held.sealed.at.label} of rank {rank} has no second copy: {error}")
             return
         if not held.unchanged():
-            # What was just read may be of two steps.
+            # The bytes just read may belong to two steps.
             return
         if len(private_part.record) > MAX_OWN_BYTES:
             if rank not in self._too_large:
@@ -140,10 +141,10 @@ class Replicas:
         record = held.segment.record(held.sealed)
         return PrivatePart(held.sealed.at, plan.hash, rank, held.image_hash, record, own)
 
-    def _hear(self, _node: str, body: Body) -> None:
+    def _receive(self, _node: str, body: Body) -> None:
         private_part = PrivatePart.from_json(body, "private_part")
         if len(private_part.own) > MAX_OWN_BYTES or len(private_part.record) > MAX_OWN_BYTES:
-            raise CorruptError(f"a private_part of {len(private_part.own)} and {len(private_part.record)} bytes")
+            raise CorruptError(f"a private part of {len(private_part.own)} and {len(private_part.record)} bytes")
         path = self._home.directory / f"rank-{private_part.rank:05d}-{secrets.token_hex(4)}{_SUFFIX}"
         try:
             _write(path, documents.seal(private_part.to_json()))
@@ -165,7 +166,7 @@ class Replicas:
     # ------------------------------------------------------------------ using
 
     def copies(self) -> list[Copy]:
-        """The images that could be made whole here. Whether they are the same is known when one is."""
+        """The images that could be rebuilt here. Whether one has the right bytes is known once it is rebuilt."""
         return [
             Copy(
                 private_part.at,
@@ -182,11 +183,11 @@ class Replicas:
         ]
 
     async def find(self, at: BoundaryId, plan_hash: str, rank: int) -> Held:
-        """A lost rank's image, made whole.
+        """A lost rank's image, rebuilt.
 
         Raises:
-            ObjectMissingError: it cannot be made here.
-            CorruptError: what was put together is not that image.
+            ObjectMissingError: it cannot be rebuilt here.
+            CorruptError: the rebuilt bytes are not that image.
         """
         key = (at, plan_hash, rank)
         async with self._turn:
@@ -195,13 +196,13 @@ class Replicas:
             return self._rebuilt[key]
 
     def forget(self) -> None:
-        """Trainers train again: what was made whole for their start is not needed any more."""
+        """Drop the images that were rebuilt for a start: the trainers train again."""
         for held in self._rebuilt.values():
             held.segment.remove()
         self._rebuilt.clear()
 
     def _source(self, private_part: PrivatePart) -> Segment | None:
-        """The segment in whose slots the rest of an image stands."""
+        """The segment whose slots have the rest of an image."""
         segments = [segment for segment in self._memory.segments if segment.plan_hash == private_part.plan]
         for segment in reversed(segments):
             try:
@@ -272,7 +273,7 @@ def _put_together(made: Segment, source: Segment, sealed: Sealed, private_part: 
     for start, stop in own_ranges(made.plan(), private_part.rank):
         part = private_part.own[start_own : start_own + stop - start]
         if len(part) != stop - start:
-            raise CorruptError(f"a private_part of rank {private_part.rank} is {stop - start - len(part)} bytes short")
+            raise CorruptError(f"a private part of rank {private_part.rank} is {stop - start - len(part)} bytes short")
         image[start:stop] = part
         start_own += stop - start
 
@@ -282,7 +283,7 @@ def _slot_of(segment: Segment, at: BoundaryId) -> Sealed | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, for whoever replaces this agent; it need not outlive the machine."""
+    """Write a file whole or not at all, for an agent that replaces this one; it need not outlive the machine."""
     draft = path.with_suffix(_DRAFT)
     with suppress(FileNotFoundError):
         draft.unlink()

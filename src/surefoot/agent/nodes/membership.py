@@ -1,11 +1,12 @@
-"""The membership: the agents of all nodes of a round, and what they come to together.
+"""The membership: connects the agents of all nodes of a round, and gathers their parts of common decisions.
 
-A *round* is one trainers of trainers; its nonce is drawn by rank 0 and reaches every agent through its own trainers.
-The agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and asks nobody.
+A *round* is one set of trainers on all nodes; rank 0 draws its nonce, which reaches every agent through its own
+trainers. The agents then find each other in the run's place. A node with all ranks is alone: it listens nowhere and
+asks no other node.
 
-What is brought to a gathering or decided is kept for a while and told again to whoever connects, so a connection that
-broke, or an agent that replaces another, misses nothing. A node whose agent does not come back is dead: gatherings that
-wait for it end with an error, and its end is told once.
+Every agent keeps its parts of gatherings and its decisions for a while, and sends them again to each node that
+connects, so a connection that broke, or an agent that replaces another, misses nothing. A node whose agent does not
+come back is dead: gatherings that wait for it end with an error, and its end is reported once.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from surefoot.mesh.secret import round_key, run_secret
 from surefoot.tiers.base import Tier
 
 MEET_WITHIN_S = 60.0
-"""The agents of one round find each other within this."""
+"""The agents of one round find each other within this time."""
 DEAD_AFTER_S = 10.0
-"""From being lost: an agent that was killed is replaced in a moment, and training goes on meanwhile."""
+"""Time from the loss of a node to its death: an agent that was killed is replaced soon, and training goes on
+meanwhile."""
 _LOOK_EVERY_S = 0.5
 _ELSEWHERE = "192.0.2.1"
-"""Of a block that belongs to nobody (RFC 5737): the way there is that of everything which is not near."""
+"""An address of a block that is never assigned (RFC 5737), so the route to it is the default route."""
 _KEPT = 64
-"""Of what this node brought and decided, for who connects late."""
+"""Number of this node's parts of gatherings that are kept for nodes that connect late."""
 _KNOWN = 512
-"""Gatherings of which anything is remembered."""
+"""Number of gatherings that are remembered."""
 
 
 class Membership:
-    """One node's part. `spawn` runs a task that ends with the agent."""
+    """One node's part of the membership. `spawn` runs a task that ends with the agent."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Membership:
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """`say` gets what a person should see, `note` what may help to understand a network."""
+        """`say` gets messages that a person should see, `note` messages that may help to understand a network."""
         self._tier = tier
         self._run = run
         self._spawn = spawn
@@ -66,23 +68,23 @@ class Membership:
         self._nodes: list[str] = [node]
         self._ranks: dict[int, str] = {}
         self._values: OrderedDict[str, dict[str, Body]] = OrderedDict()
-        """By gathering and node: what was brought."""
+        """By gathering and node: the node's part."""
         self._brought: OrderedDict[str, Body] = OrderedDict()
         self._latest: dict[str, Body] = {}
-        """Told again to whoever connects, by operation."""
+        """By operation: the message that is sent again to each node that connects."""
         self.leaving: set[str] = set()
-        """Nodes whose end was announced, this one among them or not."""
+        """Nodes whose end was announced; this one may be among them."""
         self._dead: set[str] = set()
         self._settled = asyncio.Event()
         self._settled.set()
         self._missed = ""
         self._changed = asyncio.Event()
         self.on_dead: Callable[[str], None] = lambda node: None
-        """Told a node that is gone for good, as far as this round goes."""
+        """Called with a node that is gone for the rest of this round."""
         self._mesh.on_lost = lambda node: self._spawn_look(node)
-        self._mesh.on_back = lambda node: say(f"node {node} is heard again")
+        self._mesh.on_back = lambda node: say(f"node {node} is connected again")
         self._mesh.on_linked = self._linked
-        self._mesh.hear("brought", self._hear_brought)
+        self._mesh.hear("brought", self._receive_brought)
 
     # ------------------------------------------------------------------ the round
 
@@ -92,11 +94,11 @@ class Membership:
 
     @property
     def nodes(self) -> list[str]:
-        """In the order of their lowest ranks."""
+        """All nodes of the round, in the order of their lowest ranks."""
         return list(self._nodes)
 
     def node_of(self, rank: int) -> str | None:
-        """Where a rank of this round runs."""
+        """The node on which a rank of this round runs."""
         return self.me if self.alone else self._ranks.get(rank)
 
     @property
@@ -109,9 +111,9 @@ class Membership:
 
     @property
     def apart(self) -> bool:
-        """This agent replaces one of a round of several nodes, and has not met the others.
+        """True if this agent replaces one of a round of several nodes, and has not met the others yet.
 
-        Until it has, nothing may be decided here, as if this node were alone or led.
+        Until it has, nothing may be decided here as if this node were alone or the leader.
         """
         return not self._settled.is_set() or bool(self._missed)
 
@@ -122,7 +124,7 @@ class Membership:
 
     @property
     def leader(self) -> str:
-        """Where what only one may do is done: the node of rank 0, or the first one after it that is heard."""
+        """The node that does the work which only one may do: that of rank 0, or the first connected one after it."""
         silent = self._dead.union(self._mesh.lost)
         return next((node for node in self._nodes if node not in silent), self.me)
 
@@ -131,11 +133,11 @@ class Membership:
         return self.leader == self.me and not self.apart
 
     def replaces_one(self) -> None:
-        """This agent replaces one that was in a round with others: it is apart until it has entered that."""
+        """Note that this agent replaces one that was in a round with others: it is apart until it enters that round."""
         self._settled.clear()
 
     def miss(self, why: str) -> None:
-        """It will not meet them. Who waits for them hears why."""
+        """Note that this agent will not meet the others. Tasks that wait for them get the reason."""
         self._missed = why
         self._settled.set()
 
@@ -150,13 +152,13 @@ class Membership:
 
         Args:
             nonce: the round.
-            meet: a host name or address by which the others are reached; says which interface to listen on.
+            meet: a host name or address by which the others are reached; it determines the interface to listen on.
             ranks: global ranks of this node's trainers.
             world_size: ranks of all nodes.
             again: this agent replaces one that was in this round.
 
         Raises:
-            AgentError: the others did not come in time, or cannot be reached.
+            AgentError: the other nodes did not come in time, or cannot be reached.
             SurefootError: the run's place has no good list of them.
         """
         if not again:
@@ -186,7 +188,7 @@ class Membership:
             return
         self._host, self._port = await self._mesh.listen(await asyncio.to_thread(_own_address, meet))
         self._spawn(self._mesh.run())
-        # Its door opens in that task.
+        # The mesh begins to listen in that task.
         await asyncio.sleep(0)
 
     def _forget(self) -> None:
@@ -206,16 +208,16 @@ class Membership:
         self._mesh.answer(operation, handler)
 
     def tell(self, node: str, body: Body) -> None:
-        """Tell one other node. Lost if the connection breaks just now."""
+        """Send to one other node. The message is lost if the connection breaks just now."""
         self._mesh.tell(node, body)
 
     def tell_all(self, body: Body) -> None:
-        """Tell every other node. Lost to one whose connection breaks just now."""
+        """Send to every other node. A node whose connection breaks just now loses the message."""
         if not self.alone:
             self._mesh.tell_all(body)
 
     def tell_on(self, body: Body) -> None:
-        """The same, and whoever connects later is told the last one of its operation."""
+        """Send to every other node, and the last message of each operation to every node that connects later."""
         if not self.alone:
             self._latest[str(body["op"])] = body
             self._mesh.tell_all(body)
@@ -224,12 +226,12 @@ class Membership:
         """The answer of one node.
 
         Raises:
-            AgentError: none came in time, or it is an error.
+            AgentError: no answer came in time, or the answer is an error.
         """
         return await self._mesh.ask(node, body, within_s)
 
     async def ask_all(self, body: Body, within_s: float) -> dict[str, Body]:
-        """What every other node answers; those that do not are left out, and named in the log."""
+        """The answers of all other nodes; nodes that do not answer are left out, and the log names them."""
         answers = await asyncio.gather(
             *(self._mesh.ask(node, body, within_s) for node in self.others), return_exceptions=True
         )
@@ -246,7 +248,7 @@ class Membership:
     # ------------------------------------------------------------------ coming to the same
 
     async def gather(self, what: str, mine: Body) -> list[Body]:
-        """Bring this node's part of something; returns every node's, in the order of nodes.
+        """Send this node's part of a gathering; returns every node's part, in the order of nodes.
 
         Raises:
             AgentError: a node is gone, or this one could not come back to the others.
@@ -265,11 +267,11 @@ class Membership:
         return node in self._values.get(what, {})
 
     def lacking(self, what: str) -> list[str]:
-        """Nodes that have not brought their part of something."""
+        """Nodes whose part of a gathering has not come."""
         return self._lacking(what, self._nodes)
 
     async def from_first(self, what: str) -> Body:
-        """What the node of rank 0 brought.
+        """The part of a gathering from the node of rank 0.
 
         Raises:
             AgentError: it is gone.
@@ -277,7 +279,7 @@ class Membership:
         return await self.brought_by(self._nodes[0], what)
 
     async def brought_by(self, node: str, what: str) -> Body:
-        """What one node brought.
+        """The part of a gathering from one node.
 
         Raises:
             AgentError: it is gone.
@@ -287,11 +289,11 @@ class Membership:
 
     @property
     def is_first(self) -> bool:
-        """This node has rank 0."""
+        """True if this node has rank 0."""
         return self._nodes[0] == self.me
 
     def bring(self, what: str, mine: Body) -> None:
-        """This node's part of a gathering, without waiting for the others'."""
+        """Send this node's part of a gathering, without waiting for the other nodes' parts."""
         self._brought[what] = mine
         while len(self._brought) > _KEPT:
             self._brought.popitem(last=False)
@@ -315,9 +317,9 @@ class Membership:
     def _lacking(self, what: str, nodes: Iterable[str]) -> list[str]:
         return [node for node in nodes if not self.has_brought(node, what)]
 
-    def _hear_brought(self, node: str, body: Body) -> None:
+    def _receive_brought(self, node: str, body: Body) -> None:
         fields = Fields(body, "brought")
-        # What comes twice is the same, or newer: an agent that replaces another brings its own.
+        # A part that comes twice is the same, or newer: an agent that replaces another sends its own.
         self._note(fields.text("what"), node, dict(fields.mapping("value")))
 
     def _note(self, what: str, node: str, value: Body) -> None:
@@ -335,11 +337,11 @@ class Membership:
     # ------------------------------------------------------------------ who is gone
 
     def _spawn_look(self, node: str) -> None:
-        self._say(f"node {node} is not heard any more")
+        self._say(f"the connection to node {node} is lost")
         self._spawn(self._look_for(node, self._round))
 
     async def _look_for(self, node: str, nonce: str) -> None:
-        """Its agent may have been replaced, and listen elsewhere; else it is dead."""
+        """Look for a lost node's agent, which may have been replaced and listen elsewhere; else the node is dead."""
         end_s = boot_s() + DEAD_AFTER_S
         while boot_s() < end_s:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -349,7 +351,8 @@ class Membership:
         self.declare_dead(node)
 
     async def _seek(self, node: str, nonce: str, within_s: float) -> None:
-        """Dial a node where its entry says by now. A place that does not answer must not keep a dead node alive."""
+        """Dial a node at the address in its newest entry. A place that does not answer must not keep a dead node
+        alive."""
         looking = asyncio.ensure_future(find(self._tier, nonce, node))
         done, _ = await asyncio.wait((looking,), timeout=max(0.0, within_s))
         if not done:
@@ -361,7 +364,7 @@ class Membership:
                 self._mesh.move(node, place)
 
     def declare_dead(self, node: str) -> None:
-        """Nothing more comes from that node in this round."""
+        """Declare that nothing more comes from that node in this round."""
         if node in self.others and node not in self._dead:
             self._dead.add(node)
             self._changed.set()
@@ -369,7 +372,7 @@ class Membership:
 
 
 def _own_address(meet: str) -> str:
-    """The address of this machine by which the other nodes reach it."""
+    """The address at which the other nodes reach this machine."""
     try:
         mine = address_towards(meet)
     except OSError as error:

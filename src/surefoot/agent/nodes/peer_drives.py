@@ -1,6 +1,6 @@
-"""Peer drives: copies of shards on other nodes' own drives, for a start whose own places do not have them good.
+"""Peer drives: reads copies of shards from other nodes' own drives, for a start whose own places have no good ones.
 
-What is asked for is named by its key, and what is told is verified by whoever asked, like the bytes of any place.
+A node asks for a shard by its key, and verifies the bytes that it gets, like the bytes of any other place.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _ASK_WITHIN_S = 60.0
 
 
 class PeerDrives:
-    """Tells what lies on this node's drives, and asks for what lies on others'."""
+    """Serves the shards on this node's drives, and asks for those on other nodes' drives."""
 
     def __init__(self, membership: Membership, drives: Tier | None, say: Callable[[str], None]) -> None:
         self._membership = membership
         self._drives = drives
         self._say = say
-        membership.answer("shard size", self._tell_size)
-        membership.answer("shard bytes", self._tell_bytes)
+        membership.answer("shard size", self._answer_size)
+        membership.answer("shard bytes", self._answer_bytes)
 
     async def holders(self, key: str) -> dict[str, int]:
         """The size of a shard's copy on each other node that has one.
 
         Raises:
-            AgentError: a node does not tell. Taken for one without a copy, it could cost a step.
+            AgentError: a node does not answer. If it were taken for a node without a copy, a step could be lost.
         """
         nodes = self._membership.others
         answers = await asyncio.gather(*(self._ask(node, {"op": "shard size", "key": key}) for node in nodes))
-        told = {node: Fields(answer, "size") for node, answer in zip(nodes, answers, strict=True)}
-        return {node: fields.integer("size") for node, fields in told.items() if fields.flag("here")}
+        sizes = {node: Fields(answer, "size") for node, answer in zip(nodes, answers, strict=True)}
+        return {node: fields.integer("size") for node, fields in sizes.items() if fields.flag("here")}
 
     async def read_into(self, node: str, key: str, offset: int, buffer: memoryview) -> None:
-        """Bytes of a node's copy.
+        """Read bytes of a node's copy.
 
         Raises:
-            CorruptError: its drive fails, or they are not there.
-            AgentError: it does not tell.
+            CorruptError: its drive fails, or the bytes are not there.
+            AgentError: the node does not answer.
         """
         try:
             await read_from(self._membership, node, {"op": "shard bytes", "key": key}, offset, buffer)
@@ -58,7 +58,7 @@ class PeerDrives:
 
     # ------------------------------------------------------------------ answers
 
-    async def _tell_size(self, _node: str, body: Body) -> Body:
+    async def _answer_size(self, _node: str, body: Body) -> Body:
         key = _shard_key(body)
         try:
             if self._drives is not None:
@@ -66,11 +66,11 @@ class PeerDrives:
         except ObjectMissingError:
             pass
         except TierError as error:
-            # A copy is a short cut: one that cannot be read is none, and the log says why.
-            self._say(f"{key} is not told to another node: {error}")
+            # A copy is a short cut: one that cannot be read does not count, and the log has the reason.
+            self._say(f"{key} is withheld from another node: {error}")
         return {"here": False}
 
-    async def _tell_bytes(self, _node: str, body: Body) -> Body:
+    async def _answer_bytes(self, _node: str, body: Body) -> Body:
         key, (offset, length) = _shard_key(body), stretch_of(body)
         if self._drives is None:
             raise ObjectMissingError(f"{key} is not here: this node has no drives")
@@ -90,9 +90,9 @@ class PeerDrivesPlace:
     def __init__(self, drives: PeerDrives, lost: Mapping[str, ShardError]) -> None:
         self._drives = drives
         self._lost = lost
-        """By key, what is wrong in the run's own place: what is said if nothing helps."""
+        """By key, the error in the run's own place, which is raised if no drive helps."""
         self._nodes: dict[str, str] = {}
-        """By key, the node that is asked."""
+        """By key, the node to ask."""
 
     async def size(self, portion: Portion) -> int:
         holders = await self._drives.holders(portion.key)
@@ -114,5 +114,5 @@ class PeerDrivesPlace:
 def _shard_key(body: Body) -> str:
     key = Fields(body, "question about a shard").text("key")
     if parse_shard(key) is None:
-        raise AgentError(f"{key!r} is no shard's key")
+        raise AgentError(f"{key!r} is not a shard's key")
     return key

@@ -1,7 +1,7 @@
-"""Peers: what the nodes of a round have in memory, together, and its bytes from one to another.
+"""Peers: finds the images that all nodes of a round have in memory, and sends their bytes from node to node.
 
-Images travel as answers to questions, a few MiB each: enough for a restart, which needs of the others only what its own
-memory lacks.
+Images travel as answers to questions, a few MiB each: enough for a restart, which needs from other nodes only the
+images that its own memory lacks.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class Peers:
-    """Tells what this node has, and asks for what others have."""
+    """Serves the images of this node, and asks for those of other nodes."""
 
     def __init__(self, membership: Membership, memory: Memory, replicas: Replicas) -> None:
         self._membership = membership
         self._memory = memory
         self._replicas = replicas
-        membership.answer("inventory", self._tell_copies)
-        membership.answer("plan", self._tell_plan)
-        membership.answer("record", self._tell_record)
-        membership.answer("read", self._tell_bytes)
+        membership.answer("inventory", self._answer_copies)
+        membership.answer("plan", self._answer_plan)
+        membership.answer("record", self._answer_record)
+        membership.answer("read", self._answer_bytes)
         membership.answer("sift", self._sift)
 
     async def in_memory(self) -> tuple[list[Copy], list[str]]:
-        """What all nodes have in memory, second copies of what is lost among it; and the nodes that did not answer."""
+        """The images that all nodes have in memory, with second copies of lost ones; and the nodes that did not
+        answer."""
         copies, replicas, silent = await self._inventories()
         return [*copies, *_of_the_lost(copies, replicas)], silent
 
     async def newest(self) -> Source | None:
-        """The newest step that is whole in memory, whatever its lineage, with what the nodes have of those that do not
-        answer."""
+        """The newest step that is whole in memory, whatever its lineage, with second copies of the images of nodes that
+        do not answer."""
         copies, replicas, silent = await self._inventories()
         of_silent = [copy for copy in replicas if self._membership.node_of(copy.rank) in silent]
         copies += _of_the_lost(copies, of_silent)
@@ -59,15 +60,15 @@ class Peers:
         for node, body in answers.items():
             fields = Fields(body, f"inventory of {node}")
             for found, name in ((copies, "copies"), (replicas, "replicas")):
-                told = [Copy.from_json(one) for one in fields.items(name)]
-                found += [copy for copy in told if copy.node == node]
+                theirs = [Copy.from_json(one) for one in fields.items(name)]
+                found += [copy for copy in theirs if copy.node == node]
         return copies, replicas, sorted(set(self._membership.others) - set(answers))
 
     async def plan(self, source: Source) -> Plan:
         """The plan of a step.
 
         Raises:
-            AgentError: nobody who holds an image tells it.
+            AgentError: the node that holds an image does not send the plan.
         """
         for segment in self._memory.segments:
             if segment.plan_hash == source.plan:
@@ -76,11 +77,11 @@ class Peers:
         answer = await self._membership.ask(holder, {"op": "plan", "plan": source.plan}, _ASK_WITHIN_S)
         plan = Plan.from_body(Fields(answer, f"plan of node {holder}").mapping("plan"))
         if plan.hash != source.plan:
-            raise AgentError(f"node {holder} told another plan than the one asked for")
+            raise AgentError(f"node {holder} sent another plan than the one asked for")
         return plan
 
     def is_mine(self, copy: Copy) -> bool:
-        """True if it lies in this node's own memory."""
+        """True if the copy lies in this node's own memory."""
         return copy.node == self._membership.me
 
     async def records(self, source: Source) -> tuple[Mapping[str, Any], ...]:
@@ -88,7 +89,7 @@ class Peers:
         return tuple(await asyncio.gather(*(self._record(copy) for copy in source.holders)))
 
     async def held(self, source: Source) -> ImageSet | None:
-        """This node's part."""
+        """This node's part of a step."""
         parts = await self._memory.parts(source.at, source.plan)
         for copy in source.holders:
             if self.is_mine(copy) and copy.rank not in parts:
@@ -101,7 +102,7 @@ class Peers:
         return ImageSet(source.at, source.plan, same) if same else None
 
     async def sift(self, source: Source) -> None:
-        """A step turned out bad: every node looks for what is wrong with its part, and gives that up."""
+        """Have every node look for bad images in its part of a step that turned out bad, and give those up."""
         await self._memory.sift(source.at, source.plan)
         await self._membership.ask_all({"op": "sift", **source.at.to_json(), "plan": source.plan}, _ASK_WITHIN_S)
 
@@ -112,32 +113,32 @@ class Peers:
         return Fields(answer, f"record of rank {copy.rank}").mapping("record")
 
     async def read_into(self, copy: Copy, offset: int, buffer: memoryview) -> None:
-        """Bytes of an image of another node.
+        """Read bytes of an image of another node.
 
         Raises:
-            AgentError: it does not send them.
+            AgentError: the node does not send them.
         """
         await read_from(self._membership, copy.node, {"op": "read", **_about(copy)}, offset, buffer)
 
     # ------------------------------------------------------------------ answers
 
-    async def _tell_copies(self, _node: str, _body: Body) -> Body:
+    async def _answer_copies(self, _node: str, _body: Body) -> Body:
         return {
             "copies": [copy.to_json() for copy in copies_of(await self._memory.sets(), self._membership.me)],
             "replicas": [copy.to_json() for copy in self._replicas.copies()],
         }
 
-    async def _tell_plan(self, _node: str, body: Body) -> Body:
+    async def _answer_plan(self, _node: str, body: Body) -> Body:
         wanted = Fields(body, "plan").text("plan")
         for segment in self._memory.segments:
             if segment.plan_hash == wanted:
                 return {"plan": segment.plan().body}
         raise ObjectMissingError(f"no image of plan {wanted} is here")
 
-    async def _tell_record(self, _node: str, body: Body) -> Body:
+    async def _answer_record(self, _node: str, body: Body) -> Body:
         return {"record": (await self._asked_for(body)).record()}
 
-    async def _tell_bytes(self, _node: str, body: Body) -> Body:
+    async def _answer_bytes(self, _node: str, body: Body) -> Body:
         offset, length = stretch_of(body)
         held = await self._asked_for(body)
         image = held.segment.image(held.sealed.slot)
@@ -179,7 +180,7 @@ class PeerPlace:
     async def size(self, portion: Portion) -> int:
         holder = self._source.holders[portion.rank]
         if self._peers.is_mine(holder):
-            # It was looked for in this node's memory first.
+            # This node's memory was searched first.
             raise ShardError(portion.key, "is not good in this node's memory, and no other node has it")
         return holder.size_bytes
 
@@ -194,7 +195,7 @@ class PeerPlace:
 
 
 def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
-    """What a node has."""
+    """The images that a node has."""
     return [
         Copy(
             one.at,
@@ -211,13 +212,13 @@ def copies_of(sets: list[ImageSet], node: str) -> list[Copy]:
 
 
 async def read_from(membership: Membership, node: str, question: Body, offset: int, buffer: memoryview) -> None:
-    """Bytes of what a question names, from another node, which answers with `answer_with`.
+    """Read the bytes that a question names from another node, which answers with `answer_with`.
 
     Raises:
-        CorruptError: it answered that they cannot be had, or with too few of them.
-        AgentError: it did not answer.
+        CorruptError: the node answered that they cannot be had, or with too few of them.
+        AgentError: the node did not answer.
     """
-    # One after the other: the reader reads several pieces at once.
+    # One piece after the other: the reader itself reads several stretches at once.
     for start in range(0, len(buffer), _CHUNK_BYTES):
         part = buffer[start : start + _CHUNK_BYTES]
         body = {**question, "offset": offset + start, "length": len(part)}
@@ -248,7 +249,7 @@ def answer_with(data: memoryview) -> Body:
 
 
 def _of_the_lost(copies: list[Copy], replicas: list[Copy]) -> list[Copy]:
-    """Second copies of what no node has itself."""
+    """Second copies of images that no node has itself."""
     here = {(copy.at, copy.plan, copy.rank) for copy in copies}
     return [replica for replica in replicas if (replica.at, replica.plan, replica.rank) not in here]
 

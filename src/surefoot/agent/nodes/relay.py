@@ -1,7 +1,7 @@
-"""Relay: how far this node's ranks are, told to the other nodes; and theirs, for this node's trainers to read.
+"""Relay: sends this node's progress to the other nodes, and writes theirs to the board for this node's trainers.
 
-What trainers wait for stands on the board (see `surefoot.ipc.board`): a minimum over the other nodes that may be late
-and is never early, so that who waits for it waits a little too long when a message is lost, and never goes on too soon.
+The board has the numbers for which trainers wait (see `surefoot.ipc.board`): minima over the other nodes that may lag
+behind and never run ahead. So a trainer waits a little too long when a message is lost, and never goes on too soon.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from surefoot.ipc.wire import Body
 
 
 class Relay:
-    """Both directions."""
+    """Relays progress in both directions."""
 
     def __init__(self, membership: Membership, board: Board) -> None:
         self._membership = membership
         self._board = board
         self._known: dict[str, Progress] = {}
-        self._told: Progress | None = None
+        self._sent: Progress | None = None
         self._generation = 0
         self._local_ranks = 0
-        membership.hear("progress", self._hear)
+        membership.hear("progress", self._receive)
 
     def begin(self, generation: int, local_ranks: int) -> None:
-        """Before any trainer of a generation runs: from here on they wait for the other nodes' ranks, too."""
+        """Start a generation, before any of its trainers runs: from here on they wait for the other nodes' ranks,
+        too."""
         self._generation, self._local_ranks = generation, local_ranks
         self._board.set_others(generation, -1, -1)
         self._board.set_node(NodeWord.OTHERS, len(self._membership.others))
-        self._told = None
+        self._sent = None
         self._write()
 
     def tell(self) -> None:
-        """A rank of this node sealed a step, gave one up, or left."""
+        """Send this node's progress: one of its ranks sealed a step, gave one up, or left."""
         if self._membership.alone or not self._local_ranks:
-            # An agent that has just replaced another tells all once it has met the others.
+            # An agent that has just replaced another sends its progress once it has met the other nodes.
             return
         sealed = self._board.lowest(RankWord.SEALED, self._generation, self._local_ranks)
         passed = self._board.lowest(RankWord.PASSED, self._generation, self._local_ranks)
         mine = Progress(self._generation, sealed, passed)
-        if mine != self._told:
-            self._told = mine
+        if mine != self._sent:
+            self._sent = mine
             self._membership.tell_on(
                 {"op": "progress", "generation": mine.generation, "sealed": sealed, "passed": passed}
             )
 
-    def _hear(self, node: str, body: Body) -> None:
+    def _receive(self, node: str, body: Body) -> None:
         fields = Fields(body, "progress")
-        heard = Progress(fields.integer("generation", 1), fields.integer("sealed", -1), fields.integer("passed", -1))
-        self._known[node] = merge(self._known.get(node), heard)
+        theirs = Progress(fields.integer("generation", 1), fields.integer("sealed", -1), fields.integer("passed", -1))
+        self._known[node] = merge(self._known.get(node), theirs)
         self._write()
 
     def _write(self) -> None:

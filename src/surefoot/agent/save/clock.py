@@ -1,4 +1,4 @@
-"""The clock of durable saves: raises the board's wish for one whenever it is due, and learns how long the last took."""
+"""Raises the board's wish for a durable save whenever one is due, and measures how long the last took."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ class SaveClock:
             await asyncio.sleep(max(0.0, self._due_s - boot_s()))
             await self._frozen.ready()
             await self._membership.settled()
-            # All ranks hear of it at the boundary; two clocks would save twice.
+            # All ranks learn of it at the boundary; two clocks would save twice.
             if self._membership.leads:
                 self._board.set_node(NodeWord.DURABLE_WANTED, self._board.node(NodeWord.DURABLE_WANTED) + 1)

@@ -1,4 +1,4 @@
-"""Commits: when all nodes' shards of a step are acknowledged, one agent writes the manifest, and all hear of it.
+"""Commits a step: when all nodes' shards of it are acknowledged, one agent writes the manifest and informs the others.
 
 Acknowledgements go from agent to agent, so that nobody has to list the run's place for each save. They also lie there
 as objects: if a node falls silent, those that are left look for its acknowledgements themselves. Any agent may commit;
@@ -49,7 +49,7 @@ class Commits:
             current: the generation that this agent works in.
 
         Raises:
-            AgentError: another node gave its part, or the step, up; the message says why.
+            AgentError: another node gave up its part, or the step; the message gives the reason.
             SupersededError: a newer launch owns the run.
             CorruptError: a record by which this is decided is damaged.
             TierError: the tier failed; it may be tried again.
@@ -59,16 +59,16 @@ class Commits:
         shards = await self._all_shards(name, at, mine.values())
         if not await self._is_told(at):
             manifest = await self._pipeline.commit(shards, current, wall_s())
-            # On to an agent that replaces another just now, too: else it would hold its slot for its turn to commit.
+            # Sent also to an agent that is just replacing another: else it would hold its slot until its turn.
             self._membership.tell_on({"op": "committed", **at.to_json()})
             return manifest
         standing = await self._records.manifest(at)
         if standing is None:
-            raise TierError(f"{at.label} is said to be committed, and the run's place does not show it")
+            raise TierError(f"{at.label} was reported as committed, but the run's place does not show it")
         return standing
 
     def give_up(self, name: str, why: str) -> None:
-        """This node brings nothing to an upload: the others need not wait."""
+        """Report that this node has no part for an upload: the others need not wait."""
         self._membership.bring(name, {"error": why})
 
     async def _all_shards(self, name: str, at: BoundaryId, mine: Iterable[Shard]) -> tuple[Shard, ...]:
@@ -117,7 +117,7 @@ def _complete(brought: Iterable[Body], nodes: Iterable[str], at: BoundaryId) -> 
         fields = Fields(body, "acknowledgements")
         why = fields.optional_text("error")
         if why is not None:
-            raise AgentError(f"node {node} gave {at.label} up: {why}")
+            raise AgentError(f"node {node} gave up {at.label}: {why}")
         shards += [Shard.from_ack(text.encode("ascii"), key) for key, text in fields.items("acks")]
     return _whole(shards, at)
 

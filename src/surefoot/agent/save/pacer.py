@@ -1,4 +1,4 @@
-"""A bandwidth cap: bytes are let through at a bounded average rate."""
+"""Caps the bandwidth: lets bytes through at a bounded average rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surefoot.host.clock import boot_s
 
 
 class Pacer:
-    """Delays whoever takes bytes faster than the cap. Without a cap, or once released, delays nobody."""
+    """Delays a reader that takes bytes faster than the cap. Without a cap, or once released, delays none."""
 
     def __init__(self, max_bytes_per_s: float | None) -> None:
         self._max_bytes_per_s = max_bytes_per_s

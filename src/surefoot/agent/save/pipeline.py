@@ -1,7 +1,7 @@
-"""The pipeline: from hashed images in shared memory to a committed checkpoint on the run's URI.
+"""Turns hashed images in shared memory into a committed checkpoint on the run's URI.
 
 The order is the promise: plan, then shards, then their acknowledgements, then the manifest; each durable before the
-next is begun. Whoever dies in between leaves objects that no reader believes.
+next is begun. An agent that dies in between leaves objects that no reader believes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Pipeline:
             now: wall time for the manifest.
 
         Raises:
-            AgentError: the step was given up meanwhile; the message says why.
+            AgentError: the step was given up meanwhile; the message gives the reason.
             SupersededError: a newer launch owns the run.
             CorruptError: a record by which this is decided is damaged.
             TierError: the tier failed; it may be tried again.
@@ -104,7 +104,7 @@ class Pipeline:
             await self._refuse_if_superseded(current)
             manifest = make_manifest(shards, await self._records.generation(at.generation), now)
             standing = await self._records.put_manifest(manifest)
-            # Whoever slept between the check and the put has changed nothing that counts, but must not train on.
+            # An agent that slept between the check and the put has changed nothing that counts, but must not train on.
             await self._refuse_if_superseded(current)
             if standing is None:
                 # By this job's own agents, once a newer one was safe: this one slept meanwhile, and the job goes on.
@@ -129,7 +129,7 @@ class Pipeline:
     async def _ship_shard(self, part: Held, override: dict[str, Any], shipped: dict[int, Shard]) -> None:
         record = {**part.record(), **override}
         shard = Shard(
-            # The attempt belongs to the shard: whoever tries again never touches what an earlier try wrote.
+            # The attempt belongs to the shard: a later try never touches the bytes that an earlier one wrote.
             ShardId(part.sealed.at, part.segment.rank, secrets.token_hex(4)),
             part.segment.plan_hash,
             part.segment.geometry.image_bytes,
@@ -158,7 +158,7 @@ class Pipeline:
         try:
             newer = await self._records.newer_generation(current.number)
         except CorruptError as error:
-            raise TierError(f"whether a newer launch owns the run cannot be told: {error}") from error
+            raise TierError(f"cannot determine whether a newer launch owns the run: {error}") from error
         if newer is not None and not newer.same_job(current):
             raise SupersededError(newer.owner)
 

@@ -1,4 +1,4 @@
-"""Uploads: steps on their way to being durable, which of those that wait is the next, and how they ended."""
+"""Queues uploads: the steps on their way to being durable, the choice of the next one, and how each ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _URGENCY = {"emergency": 0, "agent": 1, "final": 2, "manual": 2, "periodic": 3}
 _PREEMPTS = 1
 """Urgency up to which an upload does not wait for an older, less urgent one."""
 _ASKED_FOR = 2
-"""Urgency of what somebody asked for: none of those is given up for another."""
+"""Urgency of a save that the user asked for: none of those is given up for another."""
 _OUTCOMES_KEPT = 32
 
 Part = tuple[Segment, int, int]
@@ -47,7 +47,7 @@ class Upload:
 
     @classmethod
     def of(cls, images: ImageSet, trigger: str, name: str) -> Upload:
-        """A upload of images that are all here."""
+        """An upload of images that are all here."""
         parts = {part.segment.rank: (part.segment, part.sealed.slot, part.sealed.seq) for part in images.parts}
         return cls(images.at, trigger, None, len(parts), name, parts)
 
@@ -61,10 +61,10 @@ class Upload:
         return len(self.shipped) == self.num_parts
 
     def left_s(self, bytes_per_s: float, now_s: float) -> float:
-        """Until all of it is uploaded from here, at a link of that speed.
+        """Until all of it is uploaded from here, over a link of that speed.
 
         A tier takes bytes before it has sent them, and does not report how many it has sent: the upload under way is
-        taken for as far as the link could have brought it.
+        assumed to be as far as the link could have carried it.
         """
         left_s = self.unshipped_bytes() / bytes_per_s
         if self.sending is None:
@@ -84,7 +84,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one node has chosen for all to ship."""
+    """The step that one node has chosen for all nodes to ship."""
 
     at: BoundaryId
     plan: str
@@ -137,8 +137,8 @@ class UploadQueue:
     def next(self) -> Upload | None:
         """The favoured one, else the most urgent whole one; of equally urgent ones the newest.
 
-        Of those that somebody asked for the oldest: each needs every node's part, and a node that were at work on one
-        while another node is at work on one before it would wait for ever. All nodes have them in the same order.
+        Of those that somebody asked for the oldest: each needs every node's part, and if one node worked on it
+        while another worked on an earlier one, both would wait for ever. All nodes have them in the same order.
         """
         ready = [upload for upload in self._waiting if upload.complete]
         return min(ready, key=self._turn, default=None)
@@ -191,7 +191,7 @@ class Outcomes:
         return self._known.get(at, f"{at.label} is not being saved")
 
     def wait(self, at: BoundaryId) -> asyncio.Future[str | None]:
-        """Resolves at the end of that step's upload, which is under way."""
+        """Resolve when that step's upload, which is under way, ends."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(at, []).append(future)
         return future

@@ -1,4 +1,4 @@
-"""The retention: retention on the run's URI and on local drives."""
+"""Gives up and deletes checkpoints that are no longer needed, on the run's URI and on local drives."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Retention:
 
         Raises:
             SupersededError: a newer launch owns the run; nothing more is deleted.
-            CorruptError: a generation's record is damaged or missing: what counts cannot be told, nothing is deleted.
+            CorruptError: a generation's record is damaged or missing: it is unknown what counts, so nothing is deleted.
             TierError: the tier failed; tried again after the next commit.
         """
         commits = await self._records.commits()
@@ -111,12 +111,12 @@ class Retention:
         try:
             await self._records.rewrite_manifest(retired)
         except TierFullError:
-            # No room for even that: a manifest that stands needs its acknowledgements no more.
+            # No room for even that: a manifest that exists no longer needs its acknowledgements.
             await self._records.tier.delete([shard.ack for shard in retired.shards])
             await self._records.rewrite_manifest(retired)
         self._manifests[at] = retired
         if self._disks is not None:
-            # Copies need no grace: whoever reads one falls back to the run's own.
+            # Copies need no grace: a reader of one falls back to the run's own.
             await self._disks.delete([shard.key for shard in retired.shards])
 
     async def _sweep(self, generations: dict[int, Generation], current: Generation, delay_s: float) -> int:

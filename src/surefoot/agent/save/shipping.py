@@ -1,4 +1,4 @@
-"""Shipping: which steps become durable, when, and who is told."""
+"""Ships steps: decides which become durable and when, and reports the result."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Shipper:
     ) -> None:
         """A rank sealed an image that is to be shipped; its slot is pinned."""
         if at == self._status.committed and trigger == "periodic":
-            # Told again to an agent whose predecessor died between the commit and the release.
+            # Sent again to an agent whose predecessor died between the commit and the release.
             self._spare.append((segment.rank, (segment, slot, seq)))
             self._wake.set()
             return
@@ -151,7 +151,7 @@ class Shipper:
         """Wait until that step is committed (None) or given up (why)."""
         if self._status.committed == at:
             return None
-        # What nobody is at work on any more nobody would ever answer for.
+        # A step that no upload works on any more would never get an answer.
         return await self._outcomes.wait(at) if self._uploads.uploading(at) else self._outcomes.of(at)
 
     async def something(self, within_s: float) -> None:
@@ -192,10 +192,10 @@ class Shipper:
         return [upload.name for upload in self._uploads.all()]
 
     async def will_lack(self, node: str, names: Collection[str]) -> None:
-        """Another node's trainers are gone, and of what trainers asked for it has only these under way."""
+        """Another node's trainers are gone, and of the saves that trainers asked for it has only these under way."""
         for upload in self._uploads.all():
             known = upload.name in names or self._membership.has_brought(node, upload.name)
-            # What agents chose to ship is told to all, and may have been told since.
+            # A step that agents chose to ship is sent to all, and may have been sent since.
             if not known and not upload.committed and upload.trigger != "agent":
                 await self._abandon(upload, f"node {node} has no part of it, and no trainers any more")
 
@@ -377,14 +377,14 @@ class Shipper:
     # ------------------------------------------------------------------ what is under way when an eviction comes
 
     async def _take_precedence(self, upload: Upload) -> None:
-        """What is older is interrupted, unless it fits into the time left and this does not."""
+        """An older upload is interrupted, unless it fits into the time left and this one does not."""
         first = await goes_first(self._membership, self._journal, upload.name, upload.at, self._report(upload))
         if first is not None:
             self._uploads.favour(first)
         running, task = self._uploads.running, self._task
         if running is None or task is None or upload not in self._uploads.waiting:
             return
-        # What is committed is only copied to local drives any more.
+        # A committed step is only being copied to local drives.
         goes_on = running.preempts or running.at >= upload.at or (running.at == first and not running.committed)
         # A task that was cancelled takes a moment to end: what the tier has begun is taken back.
         if not goes_on and not task.cancelling():

@@ -1,6 +1,6 @@
-"""Choosing: one choice of what to restore, made by the node of rank 0, tried on all nodes, recorded, then obeyed.
+"""Chooses what to restore: the node of rank 0 makes the choice, all nodes try it, and it is recorded, then obeyed.
 
-`surefoot.core.recovery.decide` chooses; here its facts are asked for, and what it chose is carried out.
+`surefoot.core.recovery.decide` chooses; this module gathers its facts and carries out its choice.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Starter:
         self._orders = 0
 
     async def begin(self, world_size: int, give_way: Callable[[], bool]) -> Beginning | None:
-        """Choose what to restore, verify it, and claim the next generation. None if `give_way` says so first.
+        """Choose what to restore, verify it, and claim the next generation. None if `give_way` returns true first.
 
         Raises:
             RestoreError: the run has history, but nothing of it can be restored.
@@ -92,7 +92,7 @@ class Starter:
         return beginning
 
     async def _follow(self) -> Beginning:
-        """Do as the node of rank 0 orders: load what it names, until it says what was claimed."""
+        """Do as the node of rank 0 orders: load what it names, until it reports what was claimed."""
         began_s = boot_s()
         image: Image | None = None
         while True:
@@ -176,7 +176,7 @@ class Starter:
             try:
                 await self._records.put_generation(generation)
             except ObjectExistsError:
-                # Somebody else began meanwhile: what to restore must be decided again.
+                # Another launch began meanwhile: what to restore must be decided again.
                 release(image)
                 taken = generation.number
                 continue

@@ -1,6 +1,6 @@
-"""Loading: the images and records of a source that was chosen, verified, from every place that may have them.
+"""Loads the images and records of the chosen source, verified, from every place that may have them.
 
-What proves bad is quarantined by name and remembered with its reason; `Starter` asks for the next choice.
+An object that proves bad is quarantined by name and remembered with its reason; `Starter` asks for the next choice.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _all_or_nothing(copy: Copy, needs: Needs | None) -> Portion:
 
 
 def _wanted(shard: Shard, needs: Needs | None) -> Callable[[int], Sequence[Range]]:
-    """Given the length of a block, what this node's trainers need of a shard: all, if they did not say."""
+    """Given the length of a block, what this node's trainers need of a shard: all, if they did not answer."""
     if needs is None:
         return lambda _block_bytes: [(0, shard.size_bytes)]
     return partial(needs.ranges, shard.id.rank)

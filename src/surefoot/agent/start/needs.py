@@ -1,7 +1,7 @@
-"""Needs: what the trainers that wait for a start need of a checkpoint that was saved in another layout.
+"""Asks the trainers that wait for a start what they need of a checkpoint that was saved in another layout.
 
 They are asked before the generation is claimed, as part of the answer that they wait for; each answers with regions of
-the plan's items. Whoever was saved as it is now needs no question, or answers "the same", and is given whole shards.
+the plan's items. A rank saved as it is now needs no question, or answers "the same", and is given whole shards.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NeedsOfTrainers:
     async def answered(self, trainer: Trainer, body: Body) -> None:
         """A trainer's answer."""
         future = trainer.answers.get("needs")
-        # One to a question that was asked before this agent came, or of a start that is over, is nobody's.
+        # No one waits for an answer to a question from before this agent came, or of a start that is over.
         if future is not None and not future.done():
             future.set_result(body)
 
@@ -114,7 +114,7 @@ def of_rank(plan: Plan, rank: int) -> int:
 def _must_be_asked(plan: Plan, trainers: Sequence[Trainer]) -> bool:
     """False where whole shards will do in any case: nothing is sharded, then or now, and no rank came or went."""
     sharded = [trainer.hello.get("sharded") for trainer in trainers]
-    # Who does not say whether anything of it is sharded cannot be asked.
+    # A rank that does not report whether anything of it is sharded cannot be asked.
     if any(type(one) is not bool for one in sharded):
         return False
     return any(sharded) or bool(plan.blocks) or plan.world_size != trainers[0].world_size

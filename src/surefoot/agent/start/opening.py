@@ -1,4 +1,4 @@
-"""The opening of a generation: when all trainers are here, give each what it starts from, and let them go together."""
+"""Opens a generation: when all trainers are here, gives each its starting state, and lets them go together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from surefoot.host.clock import boot_s
 from surefoot.ipc.wire import Body
 
 COMPLETE_WITHIN_S = 60.0
-"""Trainers of one trainers come within this; else the missing ones are named."""
+"""The trainers of one launch come within this; otherwise the missing ones are named."""
 
 
 class Opening:
@@ -57,7 +57,7 @@ class Opening:
         self._wanted = asyncio.Event()
 
     def trainers_complete(self) -> None:
-        """The last trainer of a trainers has come."""
+        """The last trainer of a launch has come."""
         known = [bool(trainer.hello.get("reconnect")) for trainer in self._trainers.live]
         if not any(known):
             self._wanted.set()
@@ -65,7 +65,7 @@ class Opening:
             if "round" in self._trainers.live[0].hello:
                 self._spawn(self.meet_again())
         else:
-            # The agent before this one died while it let them start: some have, some have not.
+            # The agent before this one died while it let them start: some have started, some have not.
             self._journal.record(
                 "stopped", ranks=self._trainers.stop_all(), why="the agent was lost while they started"
             )
@@ -87,7 +87,7 @@ class Opening:
                     await trainer.link.reply(trainer.hello, error=str(error), kind=type(error).__name__)
 
     async def name_the_missing(self) -> None:
-        """Tell a trainers that does not get complete who is missing: somebody opened the run on some ranks only."""
+        """Report the missing ranks to an incomplete launch: the script opened the run on some ranks only."""
         while True:
             await self._trainers.incomplete_for(COMPLETE_WITHIN_S)
             here = [trainer.rank for trainer in self._trainers.live]

@@ -1,4 +1,4 @@
-"""Start orders: what the node of rank 0 has the other nodes do at a start, one after the other."""
+"""Defines the orders that the node of rank 0 gives the other nodes at a start, one after the other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def order_from_json(data: Any) -> StartOrder:
     """An order as it came.
 
     Raises:
-        CorruptError: it is none of these.
+        CorruptError: it is not one of these.
     """
     fields = Fields(data, "order")
     match fields.text("do"):

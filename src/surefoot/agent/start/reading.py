@@ -1,8 +1,8 @@
-"""Reading: what is needed of the shards of a step, once a node, from the nearest places where it is good.
+"""Reads the needed parts of the shards of a step, once per node, from the nearest places where they are good.
 
-A shard that is needed whole is verified by its hash, a part of one by the sums of its blocks. What is bad in one place
-is taken from the next, block by block where there are sums. What is handed out is as long as the shard and may have
-holes: a tensor lies where it lies in the whole image.
+A shard that is needed whole is verified by its hash, a part of one by the sums of its blocks. Bytes that are bad in one
+place are taken from the next, block by block where there are sums. The image handed out is as long as the shard and may
+have holes: a tensor lies where it lies in the whole image.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ReadPlace(Protocol):
 
 
 async def read_portions(places: Sequence[ReadPlace], portions: Sequence[Portion]) -> tuple[list[Fetched], Counter[str]]:
-    """Read portions once a node, however many trainers it has; returns also the bytes read by place.
+    """Read portions once per node, however many trainers it has; returns also the bytes read by place.
 
     Args:
         places: nearest first; the last one may raise what it refuses, with its own reason.
@@ -200,7 +200,7 @@ async def _read_portion(places: Sequence[ReadPlace], portion: Portion, counts: C
                 left = await _read_from(place, portion, left, memory, counts)
         if left:
             raise ShardError(portion.key, f"its bytes {left[0][0]} to {left[0][1]} are good in no place")
-        # What several places gave was verified block by block.
+        # Bytes from several places were verified block by block.
         if whole and not in_one_go and not await asyncio.to_thread(portion.is_good, memory):
             raise ShardError(portion.key, "its bytes do not match their hash")
         readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -265,7 +265,7 @@ async def _read_and_verify(
             # Its documents contradict themselves.
             bad = list(portion.whole)
     if bad and (portion.sums is not None or not unread):
-        # A block that is wrong says more of the object than a tier that failed meanwhile.
+        # A wrong block is better evidence about the object than a tier that failed meanwhile.
         faults.insert(0, _wrong(portion, bad[0]))
     return next(iter(faults), None), [*bad, *unread]
 

@@ -1,4 +1,4 @@
-"""Places: where this node itself finds an image: its memory, its drives, the run's place."""
+"""Reads images from the places that this node itself reaches: its memory, its drives, the run's place."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CopiesPlace(_TierPlace):
 
 
 class RunPlace(_TierPlace):
-    """The run's own place: what is not good there is lost, unless another node has a copy."""
+    """The run's own place: an image that is not good there is lost, unless another node has a copy."""
 
     def __init__(self, tier: Tier, lost: dict[str, ShardError] | None = None) -> None:
         """`lost`, if there is a place after this one, gets what is not good here, by key."""

@@ -87,7 +87,7 @@ class Decoder:
     def _dict(self, data: dict[str, Json], at: At) -> dict[str, Any]:
         self._deeper(at)
         if not set(map(type, data)) <= _ONLY_STR:
-            raise CorruptError(f"{at}: a member whose name is no string")
+            raise CorruptError(f"{at}: a member whose name is not a string")
         return {key: item if _is_plain(item) else self.any(item, At(at, key, None)) for key, item in data.items()}
 
     def _list(self, data: list[Json], at: At) -> list[Any]:

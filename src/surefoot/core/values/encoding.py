@@ -110,7 +110,7 @@ def encode(value: object, path: str, *, extras: Sequence[Form] = ()) -> Json:
         extras: forms for types that the standard library does not know.
 
     Raises:
-        UnsupportedStateError: something in it cannot be kept; the message names its path and type.
+        UnsupportedStateError: something in it cannot be checkpointed; the message names its path and type.
     """
     try:
         return Encoder(extras).child(value, None, Verbatim(path))
@@ -248,7 +248,9 @@ def _too_deep(at: At) -> UnsupportedStateError:
         first = seen.setdefault(id(here.owner), here)
         if first is not here:
             name = type_name(type(here.owner))
-            return UnsupportedStateError(f"{here}: this {name} is {first} again: what contains itself cannot be kept")
-    # The chain would fill pages: its beginning says where.
+            return UnsupportedStateError(
+                f"{here}: this {name} is {first} again: a value that contains itself cannot be checkpointed"
+            )
+    # The chain would fill pages: its beginning shows where.
     start = at.chain()[min(8, at.depth)]
     return UnsupportedStateError(f"{start}…: nested deeper than {MAX_DEPTH} levels: flatten it, or leave it out")

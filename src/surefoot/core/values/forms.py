@@ -99,10 +99,10 @@ def type_name(kind: type) -> str:
 
 
 def refusal(at: At, value: object, why: str = "") -> UnsupportedStateError:
-    """The error for a value that cannot be kept, naming path, type, reason and remedy."""
+    """The error for a value that cannot be checkpointed, naming path, type, reason and remedy."""
     because = f" ({why})" if why else ""
     return UnsupportedStateError(
-        f"{at}: a value of type {type_name(type(value))} cannot be kept{because}: "
+        f"{at}: a value of type {type_name(type(value))} cannot be checkpointed{because}: "
         "give the object that holds it a state_dict() of plain values, or leave it out"
     )
 

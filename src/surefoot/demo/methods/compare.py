@@ -1,6 +1,6 @@
 """Let another way go through the same events, and judge it by the same log.
 
-The same engine strikes and starts again. What has no counterpart there is passed over and said so.
+The same engine strikes and starts again. An event without a counterpart there is skipped and reported so.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _command(method: Method, conditions: Conditions, lines: Path, checkpoints: P
 
 
 def _translated(event: Event) -> Event:
-    """A script says no more of itself than that it trains."""
+    """A script reports nothing about itself except that it trains."""
     return replace(event, phase=TRAINING)
 
 

@@ -1,8 +1,8 @@
 """The trainers' agreement over a gloo group of its own (see core/agreement.py for what is agreed).
 
-At each boundary: `settle` gives what the previous boundary's vectors came to, `post` sends this one's. A gloo group is
-broken for good by its first time-out, so its time-out is long, and an error here is never raised: the user's own
-collective raises first, or the agents act.
+At each boundary `settle` returns the result of the previous boundary's vectors, and `post` sends this one's. A gloo
+group is broken for good by its first time-out, so its time-out is long, and an error here is never raised: the user's
+own collective raises first, or the agents act.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _TIMEOUT = timedelta(hours=24)
 
 
 class Agreement(Protocol):
-    """How ranks come to act alike."""
+    """The way in which all ranks decide alike at each boundary."""
 
     def settle(self, mine: Callable[[], Vector]) -> Vector:
-        """What is agreed for this boundary; `mine` is this rank's own vector as of now."""
+        """The vector that all ranks agreed on for this boundary; `mine` makes this rank's own vector as of now."""
 
     def post(self, vector: Vector) -> None:
-        """Bring this rank's vector for the next boundary."""
+        """Send this rank's vector for the next boundary."""
 
     def leave(self) -> None:
-        """This rank's last word: nobody waits for it any more."""
+        """Leave in good order: from here on no rank waits for this one."""
 
     def abandon(self) -> None:
-        """Leave without a word, because of an error: the others may be gone, and nothing waits for them here."""
+        """Leave at once because of an error, without a message: the other ranks may be gone, and this one must not wait
+        for them."""
 
 
 class LoneAgreement:
@@ -56,21 +57,21 @@ class LoneAgreement:
 
 
 class GlooAgreement:
-    """One asynchronous MAX all-reduce of a few integers a boundary.
+    """One asynchronous MAX all-reduce of a few integers per boundary.
 
-    Every step of the user's waits for this: the integers lie in one buffer for good, and the group is asked directly.
-    A new tensor and the checks of `dist.all_reduce` take longer than all the rest together.
+    Every step of the user's waits for this, so one buffer is used for good, and the group is called directly. A new
+    tensor and the checks of `dist.all_reduce` would take longer than all the rest together.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._words = array("q", [0] * FIELDS)
         self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
-        """The same memory, as the group wants it."""
+        """The same memory, in the form that the group takes."""
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._pending: dist.Work | None = None
-        """What the buffer belongs to until it was waited for."""
+        """The all-reduce under way, which owns the buffer until it was waited for."""
         self._over = False
 
     def draw(self) -> int:
@@ -107,9 +108,9 @@ class GlooAgreement:
 
     def abandon(self) -> None:
         if self._pending is not None:
-            # A group that is freed joins its threads, and one of them waits for the others: for as long as they live,
-            # and beside a peer that died while this process was stopped up to the group's time-out (gloo's send never
-            # hears of it then; torch 2.13). The process would not end by then. So this group is never freed.
+            # A group that is freed joins its threads, and one of them waits for the other ranks as long as they live.
+            # If a peer died while this process was stopped, it waits up to the group's time-out (gloo's send does not
+            # notice such a death; torch 2.13). This process could not end until then. So this group is never freed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._over = True
 
@@ -125,6 +126,6 @@ class GlooAgreement:
         return Vector.decode(self._words)
 
     def _lost(self) -> None:
-        # A peer is gone. The user's own collective says so louder, and the agents end this rank.
+        # A peer is gone. The user's own collective reports that better, and the agents end this rank.
         self._over = True
         self._pending = None

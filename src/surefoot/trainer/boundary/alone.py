@@ -1,4 +1,4 @@
-"""A rank that takes an image which the others do not take waits in vain; this says so to its user."""
+"""Detects that a rank takes an image which the other ranks do not take, and so would wait for them in vain."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from surefoot.ipc.board import RankWord
 from surefoot.trainer.boundary.page import Page
 
 _ALONE_AFTER_S = 5.0
-"""All ranks finished the step that one wants to save, and some have not asked for it within this: they will not."""
+"""All ranks finished the step that one wants to save. Ranks that have not asked for it within this time never will."""
 
 
 class Alone:
-    """Whether a rank waits in vain for the others to take the image that it takes."""
+    """Decides whether a rank waits in vain for the others to take the image that it takes."""
 
     def __init__(self, page: Page, at: BoundaryId) -> None:
         self._board = page.board
@@ -24,13 +24,13 @@ class Alone:
         self._all_here_s: float | None = None
 
     def why(self) -> str | None:
-        """What to tell the user; None as long as the others may still come."""
+        """The error message for the user; None as long as the other ranks may still come."""
         past = [rank for rank in self._others if self._word(rank, RankWord.SEALED) > self._at.boundary]
         past += [rank for rank in self._others if self._word(rank, RankWord.FINISHED) > self._at.boundary + 1]
         here = all(self._word(rank, RankWord.FINISHED) > self._at.boundary for rank in self._others)
         if here and self._all_here_s is None:
             self._all_here_s = boot_s()
-        # Where another machine's ranks are its words do not tell: the agents see to those.
+        # The board does not show how far another machine's ranks are: the agents see to those.
         waited = self._all_are_local and self._all_here_s is not None and boot_s() - self._all_here_s > _ALONE_AFTER_S
         if not past and not waited:
             return None

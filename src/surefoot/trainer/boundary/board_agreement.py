@@ -1,9 +1,9 @@
 """The agreement of one machine's trainers, by the words of their board (see core/agreement.py for what is agreed).
 
-No collective, no thread and no time-out: a vector is a word that every rank writes into its page and all read at the
-next boundary, which their step's own collective has brought them to together. So it costs microseconds on any number
-of ranks, and a rank that is gone is known at once. A word is written and read whole and says itself which boundary's
-it is: there is no order of writes to be kept.
+It needs no collective, no thread and no time-out: each rank writes its vector into its page as one word, and all ranks
+read it at the next boundary, which they reach together because of their step's own collective. So it costs
+microseconds on any number of ranks, and a rank that is gone is known at once. A word is written and read whole, and its
+tag names the boundary to which it belongs: so the order of the writes does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surefoot.trainer.boundary.page import Page
 _FIRST_PAUSE_S = 0.00002
 _LONGEST_PAUSE_S = 0.002
 _GONE_AFTER_S = 0.02
-"""Ranks that have not come by then may never come: that is looked at."""
+"""Ranks that have not come by then may never come: from then on the waiting rank checks whether they are gone."""
 _TURNS = (RankWord.BROUGHT_EVEN, RankWord.BROUGHT_ODD)
 
 
@@ -43,19 +43,19 @@ class BoardAgreement:
             return Vector(free_slots=1)
         brought = self._vectors() or self._wait()
         if brought is None:
-            # As of a group that broke: from here on each rank acts by itself, and the agent ends all.
+            # As with a broken group: from here on each rank acts by itself, and the agent ends all ranks.
             self._over = True
             return Vector(free_slots=1)
         self._settled += 1
-        # Seldom: what ranks bring changes with a notice, a plan or a busy slot.
+        # Seldom: the ranks' vectors change with a notice, a plan or a busy slot.
         if brought != self._brought:
             self._brought, self._agreed = brought, merge(unpack(vector) for vector in brought)
             self._over = self._agreed.leaving
         return self._agreed
 
     def post(self, vector: Vector) -> None:
-        # Two words of each rank have room. The one before the last was settled here, so every rank had brought the
-        # last one by then, which each does only once it has read the one before that.
+        # Each rank has two words, so vector n overwrites vector n - 2. This rank has settled vector n - 1, so every
+        # rank had written its own vector n - 1 by then, which a rank does only once it has read vector n - 2 of all.
         if not self._over:
             self._page.set(_TURNS[self._posted % 2], tag(self._generation, self._posted) | pack(vector))
             self._posted += 1
@@ -69,7 +69,7 @@ class BoardAgreement:
         self._over = True
 
     def _vectors(self) -> list[int] | None:
-        """Every rank's vector that is next, without its tag; None as long as one is missing."""
+        """Every rank's next vector, without its tag; None as long as one is missing."""
         board, expected = self._page.board, tag(self._generation, self._settled)
         turn = _TURNS[self._settled % 2]
         # A word with any other tag leaves some of it behind.
@@ -77,7 +77,7 @@ class BoardAgreement:
         return vectors if max(vectors) <= LARGEST_PACKED else None
 
     def _wait(self) -> list[int] | None:
-        """Until every rank has brought its vector; None if one is gone without."""
+        """Wait until every rank has written its vector; None if a rank is gone without writing one."""
         began_s, pause_s = boot_s(), _FIRST_PAUSE_S
         while (vectors := self._vectors()) is None:
             if boot_s() - began_s > _GONE_AFTER_S and any(self._is_gone(rank) for rank in self._ranks):
@@ -89,6 +89,6 @@ class BoardAgreement:
     def _is_gone(self, rank: int) -> bool:
         if not self._page.has_left(rank):
             return False
-        # Read after that: its last word may have been this one.
+        # Read once more after that: the last word that the rank wrote may have been this vector.
         word = self._page.board.rank(rank, _TURNS[self._settled % 2])
         return word ^ tag(self._generation, self._settled) > LARGEST_PACKED

@@ -32,12 +32,12 @@ from surefoot.trainer.state.report import report_of
 _SLOT_LOOK_S = 0.0005
 _SAMPLE_EVERY_S = 1.0
 _MEASURED = 5
-"""Copies and steps whose median sets the cadence: one slow copy is no reason to leave steps out."""
+"""Number of copies and steps whose median sets the cadence: one slow copy is not a reason to leave steps out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A save that was asked for."""
+    """A save that the script asked for."""
 
     tag: str | None
     wait: bool
@@ -46,12 +46,12 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staging:
-    """How steps are to be staged."""
+    """The options by which steps are staged."""
 
     every: int | None = None
     """Every so many steps; None: each step, unless copying one takes longer than a step."""
     overlap: bool = True
-    """Copy behind the next step what can be."""
+    """Copy behind the next step the leaves for which that is possible."""
     strict: bool | None = None
     """No rank goes beyond a step before all have staged it. None: if no leaf lies on an accelerator."""
 
@@ -86,7 +86,7 @@ class Boundary:
         self._stager: Stager | None = None
         self._exchanging = threading.Lock()
         self._early: list[Body] = []
-        """What the agent said of slots under a plan that was not, or not yet, this trainer's."""
+        """The agent's pins of slots under a plan that was not, or not yet, this trainer's."""
         self._signature: tuple[Any, ...] | None = None
         self._drift = False
         self._newest = -1
@@ -138,12 +138,12 @@ class Boundary:
         self._taker.finish()
 
     def close(self) -> None:
-        """Let go of the optimizers. Whatever is in flight is sealed first."""
+        """Unhook the optimizers. A step in flight is sealed first."""
         self._taker.close()
 
     @property
     def in_flight(self) -> bool:
-        """A step is being copied behind the training."""
+        """True while a step is copied behind the training."""
         return self._taker.in_flight
 
     # ------------------------------------------------------------------ called by the watcher thread
@@ -155,25 +155,25 @@ class Boundary:
         return stager.segment.fd if stager is not None and stager.segment.fd >= 0 else None
 
     def pushed(self, body: Body) -> None:
-        """The agent asks for a slot to be kept, or lets one go."""
+        """Pin or unpin a slot, as the agent asks."""
         with self._exchanging:
             stager = self._stager
             if stager is not None and stager.plan.hash == body.get("plan"):
                 ok = _obey(stager, body)
             else:
-                # Slots of a segment that this trainer does not fill are nobody's to reuse; but it may be about to fill
-                # them: the training thread has the agent's answer with that plan, and has not come to use it.
+                # This trainer does not fill the slots of that segment, so nothing reuses them. But it may be about to:
+                # the training thread may have the agent's answer with that plan, and not use it yet.
                 ok = True
                 self._early.append(body)
         if body.get("op") == "pin":
             self._client.tell({"op": "granted", "slot": body["slot"], "seq": body["seq"], "ok": ok})
 
     def stage_late(self) -> None:
-        """The agent may have ordered a step that was not due."""
+        """Start a step that was not due, if the agent has ordered it."""
         self._taker.stage_late()
 
     def news(self) -> list[Body]:
-        """What an agent that replaces another must hear."""
+        """The messages that an agent which replaces another needs."""
         stager, newest = self._stager, self._newest_message
         waiting = stager.tell_again() if stager is not None else []
         return waiting if newest is None or newest in waiting else [*waiting, newest]
@@ -191,7 +191,7 @@ class Boundary:
         )
 
     def _sealed_soon(self) -> int:
-        """What is known to be sealed on all ranks by the next boundary: the strict fence sees to the newest step."""
+        """The newest step known to be sealed on all ranks by the next boundary: the strict fence sees to that step."""
         return self._newest if self._taker.strict else self._page.sealed_on_all(self._generation)
 
     def _take(self, at: BoundaryId, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool) -> None:
@@ -206,7 +206,7 @@ class Boundary:
         stager = self._stager
         assert stager is not None
         if self._drift or len(record) > stager.segment.geometry.record_capacity:
-            # Only this rank knows: all plan again at the next boundary, and this step has no whole image.
+            # Only this rank knows of the change: all plan again at the next boundary, and this step has no whole image.
             self._drift = True
             self._page.set(RankWord.PASSED, at.boundary + 1)
             if todo.stage:
@@ -232,7 +232,7 @@ class Boundary:
     def _order(
         self, stager: Stager, slot: int, at: BoundaryId, record: bytes, trigger: str | None, saves: list[Save]
     ) -> Order:
-        """What closes the slot, from whatever thread the copies end in."""
+        """The order that closes the slot, from the thread in which the copies end."""
         staged_ns, started_s = boot_ns(), boot_s()
         if trigger is not None:
             self._durable_served = self._page.board.node(NodeWord.DURABLE_WANTED)
@@ -266,7 +266,7 @@ class Boundary:
         self._warn(f"{at.label} is not staged: {why}; from here on it is copied before the next step begins")
 
     def _slot(self, stager: Stager, must: bool) -> int:
-        """A slot to fill. Waits, as the strict fence demands, until every rank has sealed what came before."""
+        """A slot to fill. Waits, as the strict fence demands, until every rank has sealed the earlier steps."""
         asked = False
         while True:
             slot = stager.take(self._page.sealed_on_all(self._generation))
@@ -278,7 +278,7 @@ class Boundary:
             time.sleep(_SLOT_LOOK_S)
 
     def _any_drift(self, at: BoundaryId, record: bytes) -> bool:
-        """Before an image that must be whole: does any rank have to plan again first?
+        """True if any rank has to plan again before an image that must be whole.
 
         Raises:
             UsageError: other ranks do not take this image at all.
@@ -293,7 +293,7 @@ class Boundary:
         return bool(answer["replan"])
 
     def _plan(self, at: BoundaryId, flat: Flat, record_bytes: int) -> None:
-        """Report what is registered, and get the plan and a segment for it."""
+        """Report the registered state to the agent, and get the plan and a segment for it."""
         several = self._page.ranks.world_size > 1
         report = report_of(flat, several=several, digest=self._registry.digest).to_json()
         slots = self._taker.wants_slots(named.tensor for named in flat.tensors)
@@ -359,7 +359,7 @@ class Boundary:
 
 
 def _obey(stager: Stager, body: Body) -> bool:
-    """Keep a slot, or let one go. False if it moved on."""
+    """Pin a slot, or unpin it. False if it moved on."""
     if body.get("op") == "pin":
         return stager.pin(body["slot"], body["seq"])
     if body.get("op") == "unpin":

@@ -1,4 +1,4 @@
-"""Where this trainer stands: its rank, its run, its agent, from arguments, process group and environment."""
+"""Finds this trainer's rank, run and agent from arguments, process group and environment."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check_platform() -> None:
 
 
 def own_agent_config(options: Options, world_size: int) -> AgentConfig:
-    """Settings of an agent that a trainer starts itself, because nobody supervises it."""
-    # Under torchrun and the like the parent outlives a trainer and starts the next one: it is the launch.
+    """Settings of an agent that a trainer starts itself, because there is no supervisor."""
+    # Under torchrun and similar launchers the parent outlives a trainer and starts the next one: it is the launch.
     owner = os.getppid() if world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     config = AgentConfig.of(options, launch="", node=socket.gethostname(), owner_pid=owner)
     return replace(config, launch=hashlib.sha256(launch_key(owner, config.uri).encode()).hexdigest()[:16])

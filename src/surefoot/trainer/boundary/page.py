@@ -1,4 +1,4 @@
-"""A trainer's own page of the board."""
+"""Reads and writes the board for one trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
 from surefoot.trainer.boundary.environment import Ranks
 
 _NEVER_BEHIND = 1 << 62
-"""SEALED of a rank that has left: nobody waits for it any more."""
+"""SEALED of a rank that has left: no rank waits for it any more."""
 
 
 class Page:
@@ -22,7 +22,7 @@ class Page:
         self._incarnation = incarnation
 
     def open(self, generation: int, pid: int) -> None:
-        """From here on the page is this incarnation's."""
+        """Claim the page for this incarnation."""
         self.set(RankWord.INCARNATION, self._incarnation)
         self.set(RankWord.PID, pid)
         self.set(RankWord.SEALED, 0)
@@ -44,14 +44,14 @@ class Page:
         self.set(RankWord.PASSED, _NEVER_BEHIND)
 
     def has_left(self, local_rank: int) -> bool:
-        """A rank of this machine takes part in nothing any more: it said so, or its process has ended."""
+        """True if a rank of this machine takes part in nothing any more: it has left, or its process has ended."""
         if self.board.rank(local_rank, RankWord.SEALED) == _NEVER_BEHIND:
             return True
         return _has_ended(self.board.rank(local_rank, RankWord.PID))
 
     @property
     def noticed(self) -> bool:
-        """An eviction was announced."""
+        """True once an eviction was announced."""
         return self.board.node(NodeWord.NOTICE) == 1
 
     def sealed_on_all(self, generation: int) -> int:
@@ -67,11 +67,11 @@ class Page:
         return self.board.passed_on_all(generation, self.ranks.local_world_size)
 
     def must_stage_late(self, boundary: int) -> bool:
-        """The agent wants this boundary, which was not due, in memory."""
+        """True if the agent wants this boundary, which was not due, in memory."""
         return self._held and self.board.node(NodeWord.LATE_TARGET) == boundary + 1
 
     def must_stay(self, boundary: int) -> bool:
-        """The agent has ordered not to go beyond a boundary, and it is not known to be a later one than this."""
+        """True if the agent has ordered not to go beyond a boundary that is not known to be later than this."""
         return self._held and self.board.node(NodeWord.LATE_TARGET) <= boundary + 1
 
     @property
@@ -79,7 +79,7 @@ class Page:
         return self.board.rank(self.ranks.local_rank, RankWord.HOLD) == self._incarnation
 
     def must_end(self) -> bool:
-        """The agent's stop word names this incarnation."""
+        """True if the agent's stop word names this incarnation."""
         return self.board.rank(self.ranks.local_rank, RankWord.STOP) == self._incarnation
 
     def end_code(self) -> int:
@@ -95,7 +95,7 @@ def _has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        # Readable from its end on, whether anybody has waited for it or not.
+        # A pidfd is readable from the process's end on, whether its parent has reaped it or not.
         look = select.poll()
         look.register(pidfd, select.POLLIN)
         return bool(look.poll(0))

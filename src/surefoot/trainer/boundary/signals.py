@@ -1,4 +1,4 @@
-"""SIGTERM in a trainer that no supervisor shields: it is a notice, and nothing else happens in the handler."""
+"""Turns SIGTERM into a notice in a trainer that no supervisor shields; the handler itself does nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from types import FrameType
 
 SIGTERM_BYTE = bytes([signal.SIGTERM])
-"""What `signal.set_wakeup_fd` writes for SIGTERM."""
+"""The byte that `signal.set_wakeup_fd` writes for SIGTERM."""
 
 
 class SigtermNotice:
-    """Makes SIGTERM wake the watcher thread, which tells the agent. Python's own handlers would wait for the C call
+    """Makes SIGTERM wake the watcher thread, which notifies the agent. Python's own handlers would wait for the C call
     that the main thread sits in; the wake-up descriptor does not."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class SigtermNotice:
         self._forking = threading.local()
 
     def install(self, wake_fd: int) -> str | None:
-        """Install, from the main thread. Returns what to tell the user if that is not possible."""
+        """Install, from the main thread. Returns a warning for the user if that is not possible."""
         if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
             return None
         if threading.current_thread() is not threading.main_thread():
@@ -41,8 +41,8 @@ class SigtermNotice:
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # type: ignore[arg-type]
         self._installed = False
 
-    # A SIGTERM to a forked child is no notice for the trainer, and does to the child what it did before. One that comes
-    # before the child has been told so waits, as SIGTERM is blocked while the fork goes on.
+    # A SIGTERM to a forked child is not a notice for the trainer: in the child it has the effect that it had before.
+    # SIGTERM is blocked during the fork, so that one which arrives before the child's handler is restored waits.
 
     def _before_fork(self) -> None:
         if self._installed:
@@ -59,5 +59,5 @@ class SigtermNotice:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        # The byte on the wake-up descriptor has told the watcher thread already.
+        # The byte on the wake-up descriptor has already woken the watcher thread.
         return

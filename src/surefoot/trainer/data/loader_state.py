@@ -1,4 +1,4 @@
-"""The state that a loader, its data set or its sampler keeps of itself, as plain JSON."""
+"""Encodes the state that a loader, its data set or its sampler keeps of itself, as plain JSON."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def has_state(one: Any) -> bool:
 
 
 def owner_of(loader: Any) -> Any:
-    """What knows of itself where the loader stands: the loader, or its iterable data set; None if nobody does.
+    """The object that knows the loader's position itself: the loader, or its iterable data set; None if neither does.
 
-    A data set's state is of use only in this process: in workers it moves on, ahead of the training, in copies.
+    A data set's state is of use only in this process: worker processes move copies of it on, ahead of the training.
     """
     if callable(getattr(loader, "load_state_dict", None)):
         return loader
@@ -39,7 +39,7 @@ def encode_state(owner: Any, path: str) -> Any:
     """Its `state_dict()`, encoded.
 
     Raises:
-        UnsupportedStateError: something in it cannot be kept; the message names its path.
+        UnsupportedStateError: something in it cannot be checkpointed; the message names its path.
     """
     return encode(owner.state_dict(), path, extras=_EXTRAS)
 
@@ -64,4 +64,4 @@ def _rebuild(parts: Any) -> torch.Tensor:
 
 
 _EXTRAS = (*EXTRAS, Form("torch.tensor", lambda value: type(value) is torch.Tensor, _reduce, _rebuild))
-"""With tensors: data libraries keep a generator's state as one."""
+"""The forms with one for tensors: data libraries keep a generator's state as a tensor."""

@@ -1,11 +1,11 @@
-"""Where the trainer stands in a data loader: epochs begun and batches *consumed*, whatever was fetched ahead.
+"""Tracks a trainer's position in a data loader: epochs begun and batches *consumed*, not batches fetched ahead.
 
-A loader that keeps a state of its own, or whose iterable data set does, is put back by it. A plain DataLoader over a
-map-style data set is put back by its sampler: the random state at the epoch's start is restored, the sampler is begun
-at what was consumed without fetching anything, and the first fetch is the next batch. That is exact for a sampler that
-draws from the global generators when it begins, or from a generator of its own at any time, as torch's do; one that
-draws from the global ones at each item, between the draws of the training, is told. Anything else that can be iterated
-is put back by drawing and dropping.
+A loader that keeps a state of its own, or whose iterable data set does, is put back by that state. A plain DataLoader
+over a map-style data set is put back by its sampler: the random state at the epoch's start is restored, the sampler
+begins after the batches that were consumed without fetching anything, and the first fetch is the next batch. That is
+exact for a sampler that draws from the global generators when it begins, or from a generator of its own at any time, as
+torch's samplers do. The user gets a warning of a sampler that draws from the global generators at each item, between
+the draws of the training. Anything else that can be iterated is put back by drawing batches and dropping them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from surefoot.trainer.state import rng
 __all__ = ["Position", "Shielded", "shield"]
 
 _COMPARED = 8
-"""Batches before the position whose samples are compared after a restart: enough to know an order by."""
+"""Batches before the position whose samples are compared after a restart: enough to recognise an order."""
 
 
 class Position:
@@ -45,7 +45,7 @@ class Position:
         self._num_workers = getattr(loader, "num_workers", 0)
         self._in_order = bool(getattr(loader, "in_order", True)) or not self._num_workers
         self._to_judge = self._samplers.is_own_make
-        """Its sampler is of the script's own make, and was not seen at work yet."""
+        """The sampler is the script's own, and its draws were not observed yet."""
         if self._skipping is not None:
             self._skipping.leave_to(self)
         shield(loader)
@@ -56,9 +56,11 @@ class Position:
         self._own: Any = None
         """The owner's state as of the last finished step."""
         self._over = False
-        """The data set's iteration ended with the last finished step's batch: its state may be of the next epoch."""
+        """The data set's iteration ended with the last finished step's batch: its state may be that of the next
+        epoch."""
         self._iterator: Any = None
-        """Of this epoch, where no worker runs ahead: one with workers is freed when nobody uses it (see `Skipping`)."""
+        """This epoch's iterator, if no worker runs ahead. An iterator with workers must be freed as soon as it is out
+        of use (see `Skipping`)."""
         self._own_generators: list[Any] | None = None
         """The samplers' generators as of the last finished step, where no worker runs ahead."""
         self._ahead: deque[int] = deque()
@@ -68,7 +70,7 @@ class Position:
         self._skip = 0
         self._resumed: dict[str, Any] | None = None
         self._outside = False
-        self._told = False
+        self._warned = False
 
     def iterated_outside(self) -> None:
         """The script may iterate the loader by itself, until `batches` is called: its own state counts at any time."""
@@ -101,7 +103,7 @@ class Position:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Where to go on; takes effect when iteration begins."""
+        """Take the position at which to go on; it takes effect when iteration begins."""
         self._resumed = state
         if self._outside and "own" in state:
             with rng.undisturbed():
@@ -112,7 +114,7 @@ class Position:
         self._outside = False
         is_resumed = self._resumed is not None
         iterator = self._resume() if is_resumed else self._begin()
-        self._tell()
+        self._warn_once()
         try:
             while True:
                 fetched = False
@@ -167,22 +169,22 @@ class Position:
             return self._draw_again(sampler, skip)
         self._start = self._capture()
         items = iter(sampler)
-        # All is drawn that the sampler draws before its first item.
+        # The first item is taken now, so that the sampler makes all draws that precede it.
         return itertools.chain(list(itertools.islice(items, 1)), self._judged(items), items)
 
     def drawn(self, item: Any) -> None:
-        """Told of each item of an order, on its way to be fetched."""
+        """Note an item of an order, which is about to be fetched."""
         if self._in_order:
             self._ahead.append(_mark(item))
 
     def _judged(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The next item, if none was looked at yet; says if taking it draws from the global generators."""
+        """The next item, if the sampler was not judged yet; warns if taking it draws from the global generators."""
         if self._to_judge:
             self._to_judge = False
             before = rng.capture()
-            yield from self._told_if_drawn(list(itertools.islice(items, 1)), before)
+            yield from self._warned_if_drawn(list(itertools.islice(items, 1)), before)
 
-    def _told_if_drawn(self, items: list[Any], before: Any) -> list[Any]:
+    def _warned_if_drawn(self, items: list[Any], before: Any) -> list[Any]:
         if rng.capture() != before:
             self._warn(
                 f"{self._name}: its sampler draws from the global random generators at each item, between the draws "
@@ -201,7 +203,7 @@ class Position:
         for part in parts:
             set_epoch = getattr(part, "set_epoch", None)
             if callable(set_epoch) and set_epoch not in done:
-                # A wrapper hands out the method of what it wraps.
+                # A wrapper hands out the method of the object that it wraps.
                 done.add(set_epoch)
                 set_epoch(self.epoch)
 
@@ -227,7 +229,7 @@ class Position:
             return self._from_own_state()
         if self._start is None:
             return self._begin()
-        # The random states are restored last: the next fetch draws what it would have drawn.
+        # The random states are restored last, so that the next fetch draws the numbers that it would have drawn.
         with rng.undisturbed():
             self._set_epoch()
             iterator = self._skipped(self._skipping) if self._skipping is not None else self._dropped()
@@ -240,11 +242,11 @@ class Position:
             self._owner.load_state_dict(decode_state(self._own))
             if not self._over:
                 if self.consumed and self.consumed == _length(self._loader):
-                    # At its end it may go on with the next epoch by itself.
+                    # At the end of an epoch such an owner may go on with the next one by itself.
                     self.epoch, self.consumed = self.epoch + 1, 0
                 self._set_epoch()
                 return self._iterate()
-        # What a new epoch draws is drawn again.
+        # A new epoch draws its numbers again.
         self.epoch, self.consumed, self._over = self.epoch + 1, 0, False
         return self._begin()
 
@@ -278,22 +280,22 @@ class Position:
 
     # ------------------------------------------------------------------ what cannot be exact
 
-    def _tell(self) -> None:
-        """Say once what of this loader cannot be kept, and what would help."""
-        if self._told:
+    def _warn_once(self) -> None:
+        """Warn once of the part of this loader's position that cannot be checkpointed, and name the remedy."""
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         if not self._in_order:
             self._warn(
-                f"{self._name}: with in_order=False nobody knows which batches a step count stands for, so a resumed "
-                "run may repeat some and leave out others; use in_order=True"
+                f"{self._name}: with in_order=False a count of steps does not determine which batches were used, so a "
+                "resumed run may repeat some and leave out others; use in_order=True"
             )
         if self._owner is None and self._skipping is None and not isinstance(self._loader, list | tuple):
             self._warn(f"{self._name}: {self._why_read()}; {self._remedy()}")
 
     def _why_read(self) -> str:
         if not isinstance(self._loader, DataLoader):
-            why = "it is no DataLoader and has no state of its own"
+            why = "it is not a DataLoader and has no state of its own"
         elif has_state(self._loader.dataset):
             why = "its data set keeps its state in worker processes, out of reach"
         else:
@@ -311,7 +313,7 @@ class Position:
 
 
 def _mark(item: Any) -> int:
-    """A number to know a batch's samples by."""
+    """A number by which a batch's samples are recognised."""
     return crc32(repr(item).encode())
 
 

@@ -1,6 +1,6 @@
-"""What a loader's samplers hold beside the global generators: generators of their own, counters, a state.
+"""Captures the state that a loader's samplers hold beside the global generators: generators, counters, own state.
 
-All of it as of the beginning of an epoch, whose order follows from it.
+All of it is as of the beginning of an epoch, whose order follows from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OURS = ("torch.utils.data.", "surefoot.data.")
 
 
 class SamplerState:
-    """Captures and puts back what the samplers of one loader hold."""
+    """Captures and puts back the state of one loader's samplers."""
 
     def __init__(self, name: str, loader: Any) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class SamplerState:
             rng.restore_own(generator, state)
 
     def _moved(self, number: int) -> dict[str, Any]:
-        # Only what has moved: what the script sets up otherwise after a restart is meant.
+        # Only counters that have moved: a value that the script sets up differently after a restart is intended.
         first = self._at_first[number]
         return {
             name: value

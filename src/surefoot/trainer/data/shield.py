@@ -1,4 +1,4 @@
-"""Loader workers that are deaf to SIGTERM: it is meant for the job, and the trainer decides."""
+"""Makes loader workers ignore SIGTERM: it is meant for the whole job, and the trainer decides about its workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 
 class Shielded:
-    """A worker_init_fn that makes a worker deaf to SIGTERM.
+    """A worker_init_fn that makes a worker ignore SIGTERM.
 
-    torch gives its workers a handler of their own, so that being started with SIGTERM ignored is not enough. The
-    trainer's own SIGTERM still ends a worker: that is how Python ends those that are left when a program is over.
+    torch gives its workers a handler of their own, so that starting them with SIGTERM ignored is not enough. The
+    trainer's own SIGTERM still ends a worker: so Python ends the workers that are left when a program is over.
     """
 
     def __init__(self, inner: Callable[[int], None] | None) -> None:
@@ -24,7 +24,7 @@ class Shielded:
         self._trainer_pid = os.getpid()
 
     def __call__(self, worker: int) -> None:
-        # Blocked in every thread, so that it stays for the one that waits for it and can see who sent it.
+        # Blocked in every thread, so that only the thread that waits for it takes it, and can see who sent it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         threading.Thread(target=_obey, args=(self._trainer_pid,), name="surefoot-shield", daemon=True).start()
         if self._inner is not None:
@@ -32,14 +32,14 @@ class Shielded:
 
 
 def shield(loader: Any) -> None:
-    """Make the workers that a DataLoader will start deaf to SIGTERM."""
+    """Make the workers that a DataLoader will start ignore SIGTERM."""
     if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, Shielded):
         loader.worker_init_fn = Shielded(loader.worker_init_fn)
 
 
 @contextmanager
 def born_shielded() -> Iterator[None]:
-    """Workers that are started inside never meet a SIGTERM unshielded: they inherit that it is blocked."""
+    """Workers that are started inside never get a SIGTERM before they are shielded: they inherit that it is blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         yield

@@ -1,4 +1,4 @@
-"""A sampler that can be begun anywhere: what is put in the place of a DataLoader's own one."""
+"""A sampler that can begin at any item, and takes the place of a DataLoader's own sampler."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 
 class Drawing(Protocol):
-    """Who begins a sampler, and is told what it gives."""
+    """The part that begins a sampler and gets each item that it yields."""
 
     def draw(self, sampler: Any, /) -> Iterator[Any]:
         """The inner sampler's iterator, when its first item is asked for."""
         ...
 
     def drawn(self, item: Any, /) -> None:
-        """Told of each item, on its way to be fetched."""
+        """Called with each item, which is about to be fetched."""
         ...
 
 
 class Skipping:
-    """A sampler whose beginning is left to others. Transparent otherwise.
+    """A sampler whose beginning is left to a `Drawing`. It is transparent otherwise.
 
-    It keeps nobody alive: a loader that were part of a reference cycle would be freed by the garbage collector, which
-    ends the queues of the loader's workers before their iterator can tell the workers to end. Each of them is then
-    waited for in vain for five seconds, in the midst of whatever the collector interrupted (torch 2.13, CPython 3.11).
+    It keeps no other object alive: if it did, the loader would be part of a reference cycle, and the garbage collector
+    would free it. The collector ends the queues of the loader's workers before their iterator can make the workers end,
+    which then waits in vain for five seconds per worker, in the midst of the code that the collector interrupted
+    (torch 2.13, CPython 3.11).
     """
 
     def __init__(self, inner: Any) -> None:
@@ -36,7 +37,7 @@ class Skipping:
         self._begun: Callable[[], _Lazy | None] = _nobody
 
     def leave_to(self, drawing: Drawing) -> None:
-        """Leave the beginning to `drawing`, as long as somebody else keeps it."""
+        """Leave the beginning to `drawing`, as long as another object keeps it alive."""
         self._drawing = weakref.ref(drawing)
 
     def __iter__(self) -> Iterator[Any]:
@@ -116,12 +117,12 @@ def starting_at(sampler: Any, start: int) -> Iterator[Any]:
 
 
 def install(loader: Any) -> Skipping | None:
-    """Put a skipping sampler into a map-style DataLoader; None where there is no sampler to skip with."""
+    """Put a skipping sampler into a map-style DataLoader; None if it has no sampler that could skip."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
     current = getattr(loader, name)
-    # Of an earlier run in this process, if it is one already.
+    # It is a skipping sampler already if an earlier run in this process used this loader.
     skipping = current if isinstance(current, Skipping) else Skipping(current)
     # DataLoader forbids the assignment, because it would not reach an iterator that exists: there is none from here on.
     object.__setattr__(loader, name, skipping)

@@ -1,4 +1,4 @@
-"""A frozen file's bytes where they lie: in live tensors, of any strides, read and written a few MiB at a time."""
+"""Reads and writes a frozen file's bytes where they lie, in live tensors of any strides, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from surefoot.core.frozen import FrozenFile
 from surefoot.trainer.frozen.leaves import Stamp, stamp
 
 CHUNK_BYTES = 4 * 1024 * 1024
-"""At a time; nothing larger is ever held beside the tensor itself, but for one row of a tensor that is strided."""
+"""Bytes per chunk; nothing larger is ever held beside the tensor itself, except one row of a strided tensor."""
 
 See = Callable[[memoryview], None]
-"""Given each chunk that is read; what it raises ends the reading."""
+"""Called with each chunk that is read; an exception from it ends the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Hashed:
 
     file: FrozenFile
     digests: dict[str, str]
-    """Of each tensor, by leaf."""
+    """The digest of each tensor, by leaf."""
     stamps: dict[str, Stamp]
-    """As they were BEFORE the reading."""
+    """The tensors' stamps, by leaf, as they were BEFORE the reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class Contents:
     header: bytes
     size_bytes: int
     places: tuple[Placed, ...]
-    """In the file's order, without gaps, if all of it is this rank's."""
+    """In the file's order; without gaps if this rank has all tensors of the file."""
 
     @property
     def is_whole(self) -> bool:
-        """False if some of its tensors are other ranks' alone."""
+        """False if only other ranks have some of its tensors."""
         return len(self.header) + sum(place.tensor.nbytes for place in self.places) == self.size_bytes
 
     def hash(self, see: See) -> Hashed:
-        """Read it through, once what has been ordered so far of accelerators is done."""
+        """Read it through, once accelerators have done all work that was ordered so far."""
         for device in {place.tensor.device for place in self.places if place.tensor.is_cuda}:
             torch.cuda.default_stream(device).synchronize()
         stamps = {place.leaf: stamp(place.tensor) for place in self.places}
@@ -86,7 +86,8 @@ class Contents:
             write(tensor, first, part)
 
     def _parts(self, start: int, window: memoryview) -> Iterator[tuple[torch.Tensor, int, memoryview]]:
-        """Each tensor that has bytes in this stretch of the file: from which of its bytes on, and where they go."""
+        """Each tensor that has bytes in this stretch of the file, the first of its bytes there, and their place in
+        the window."""
         for place in self.places:
             first, last = max(start, place.start), min(start + len(window), place.start + place.tensor.nbytes)
             if first < last:
@@ -118,7 +119,7 @@ def write(tensor: torch.Tensor, start: int, data: memoryview) -> None:
 
 
 def beside_the_training(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Reads of an accelerator's memory within it wait for nothing that is being computed, nor delay it."""
+    """Within it, reads of an accelerator's memory neither wait for its computation nor delay it."""
     if tensor.device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(tensor.device))  # type: ignore[no-untyped-call]

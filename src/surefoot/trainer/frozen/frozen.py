@@ -2,13 +2,13 @@
 
 One thread does it all, and gives way to those that train. Nothing larger than the agent's window is ever copied.
 
-The rule by which a record names the file:
+A record names the file if both of these hold:
 
-1. the bytes were hashed, and since before that no version counter has moved: looked at at every boundary;
+1. the bytes were hashed, and no version counter has moved since before that: every boundary looks at the counters;
 2. they were hashed again, and were the same: one more step later, or at the boundary of an image that must count.
 
-Then they are hashed again every few minutes, and before a last step or a save with a tag. A leaf whose bytes are others
-although its counter stood still is given up; `frozen_changed` says when they were last seen right.
+Then they are hashed again every few minutes, and before a last step or a save with a tag. A leaf whose bytes changed
+although its counter stood still is given up; the event `frozen_changed` has the time at which they were last right.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from surefoot.trainer.state.flatten import Flat, NamedTensor, dtype_name
 
 AGAIN_EVERY_S = 300.0
 _CONFIRM_AT_LOOK = 2
-"""Between two looks lies a whole step, in which the script does all that it does."""
+"""Between two looks lies a whole step, in which the script does everything that it does per step."""
 
 
 class _Closed(Exception):  # noqa: N818 - not an error: the way out of a long reading
@@ -63,14 +63,14 @@ class Frozen:
         """Leaves into which a copy was written that has not proved good."""
         self._digests: dict[str, tuple[Stamp, str]] = {}
         self._replacing = threading.Lock()
-        """What was hashed belongs to the contents: they change together."""
+        """Held to replace the contents together with their hashes, which belong to them."""
         self._contents: Contents | None = None
         self._hashed: Hashed | None = None
-        """Of the contents; None until they were read through."""
+        """The hashes of the contents; None until the contents were read through."""
         self._right_s = 0.0
-        """When the contents were last seen to be what was hashed, by the wall's clock."""
+        """Wall time at which the contents were last seen to match their hash."""
         self._confirmed: Hashed | None = None
-        """What was hashed twice."""
+        """The hashes that a second reading confirmed."""
         self._looks = 0
         """Boundaries since the contents were hashed at which no counter had moved."""
         self._identified = threading.Event()
@@ -80,7 +80,7 @@ class Frozen:
     # ------------------------------------------------------------------ called by the training thread
 
     def open(self, flat: Flat) -> None:
-        """The state as the script made it, for the agent's questions until `begin`."""
+        """Take the state as the script made it, for the agent's questions until `begin`."""
         self._all = {named.name: named for named in flat.tensors}
 
     @property
@@ -89,10 +89,10 @@ class Frozen:
         return {name: named.tensor for name, named in self._all.items()}
 
     def refuse_torn(self, plan: Plan | None, of_rank: int) -> None:
-        """After loading: what a damaged copy was written into must have been replaced.
+        """Check, after loading, that every leaf into which a damaged copy was written was replaced.
 
         Raises:
-            CorruptError: it was not; the script's own bytes are gone.
+            CorruptError: a leaf was not replaced; the script's own bytes are gone.
         """
         if plan is not None:
             frozen = {item.leaf for item in needed_by(plan, of_rank)}
@@ -104,13 +104,13 @@ class Frozen:
             )
 
     def begin(self) -> None:
-        """What was to be loaded is loaded."""
+        """Forget the state that the script made: loading is done."""
         self._all, self._offered = {}, {}
         self._leaves.forget()
 
     def mark(self, flat: Flat, resting: frozenset[int]) -> Flat:
-        """The state with its frozen leaves marked, and looked at."""
-        # Before the look: what becomes known after it has not been looked at.
+        """The state with its frozen leaves marked; looks at their counters."""
+        # Read before the look: hashes that another thread finishes after it have not been looked at.
         hashed, confirmed = self._hashed, self._confirmed
         marked = self._leaves.mark(flat, resting)
         stands = hashed is not None and self._leaves.stand(hashed.stamps)
@@ -121,11 +121,11 @@ class Frozen:
         return marked
 
     def before_save(self, *, kept: bool) -> None:
-        """Before the state is looked at for an image that must count: what was written to without moving a counter is
-        found now, and given up by `mark`.
+        """Find, before `mark` is called for an image that must count, the leaves that were written to without moving a
+        counter; `mark` gives them up.
 
         Args:
-            kept: also if the bytes were hashed twice already.
+            kept: hash again even if the bytes were hashed twice already.
         """
         if self._hashed is not None and (kept or self._confirmed is not self._hashed):
             self._hash_now()
@@ -139,7 +139,7 @@ class Frozen:
         return known[1]
 
     def planned(self, plan: Plan, rank: int) -> None:
-        """A plan stands: find out, behind the training, what this rank's frozen file is, and tell the agent."""
+        """Take a new plan: hash this rank's frozen file, behind the training, and announce it to the agent."""
         image = plan.frozen_image(rank)
         coming, hashed = not self._identified.is_set(), self._hashed
         if image is not None and self._contents is not None and self._contents.header == image.header:
@@ -163,10 +163,10 @@ class Frozen:
             self._submit(partial(self._identify, contents))
 
     def named(self, *, wait: bool) -> dict[str, Any] | None:
-        """What a record says of this rank's frozen file; None if there is none, or it is not sure of it yet.
+        """The name of this rank's frozen file for a record; None if there is no file, or it is not certain yet.
 
         Args:
-            wait: until it is known, because the image is one that must count.
+            wait: wait until the file is known, because the image must count.
         """
         if wait and self._vouched is None:
             self._identified.wait()
@@ -185,7 +185,7 @@ class Frozen:
     # ------------------------------------------------------------------ called by the watcher thread
 
     def pushed(self, body: Body, fds: list[int]) -> bool:
-        """Something that the agent asks. False if it is none of these."""
+        """Take a request of the agent's. False if it is not about frozen tensors."""
         if body.get("op") != "frozen_ask":
             return False
         window = memoryview(b"")
@@ -196,7 +196,7 @@ class Frozen:
         return True
 
     def news(self) -> list[Body]:
-        """What an agent that replaces another must hear."""
+        """The messages that an agent which replaces another needs."""
         hashed = self._hashed
         return [_announcement(hashed)] if hashed is not None else []
 
@@ -223,7 +223,7 @@ class Frozen:
             job()
         except _Closed:
             return
-        except Exception as error:  # noqa: BLE001 - said in the log; nothing that names the file is committed
+        except Exception as error:  # noqa: BLE001 - logged; nothing that names the file is committed
             self._warn(f"frozen tensors: {type(error).__name__}: {error}")
 
     def _go_on(self, _data: memoryview) -> None:
@@ -256,7 +256,7 @@ class Frozen:
         changed = [place for place in contents.places if place.digest(self._go_on) != hashed.digests[place.leaf]]
         if hashed is not self._hashed:
             return
-        # One whose counter moved is seen to by `mark`.
+        # `mark` handles a leaf whose counter moved.
         silent = [place.leaf for place in changed if stamp(place.tensor) == hashed.stamps[place.leaf]]
         if silent:
             self._hashed = None
@@ -290,12 +290,12 @@ class Frozen:
                 self._write(fields, window)
         except _Closed:
             raise
-        except Exception as error:  # noqa: BLE001 - the agent hears of it, and says it
+        except Exception as error:  # noqa: BLE001 - the agent gets it, and reports it
             answer["error"] = f"{type(error).__name__}: {error}"
         self._tell(answer)
 
     def _compare(self, fields: Fields) -> list[int]:
-        """Saved ranks whose frozen file is wanted: the script has made other tensors, or has but some of the file's."""
+        """Saved ranks whose file this one wants: the script made other tensors, or has only some of the file's."""
         plan = Plan.from_body(fields.mapping("plan"))
         items = needed_by(plan, fields.integer("of_rank"))
         self._offered = {}
@@ -310,8 +310,8 @@ class Frozen:
         return differs
 
     def _contents_of(self, plan: Plan, rank: int, items: list[Item]) -> Contents:
-        """A saved rank's frozen file as it is here. What does not fit is no business of this rank's, or refused by its
-        module, in better words."""
+        """A saved rank's frozen file as this rank has it. A tensor that does not fit is left out: this rank does not
+        need it, or its module refuses it, with a better message."""
         image = plan.frozen_image(rank)
         assert image is not None
         starts = {box.name: start for box, start in image.places}
@@ -322,11 +322,12 @@ class Frozen:
     def _read(self, fields: Fields, window: memoryview) -> None:
         contents, hashed = self._contents, self._hashed
         if contents is None or hashed is None or hashed.file.xxh3_128 != fields.text("xxh3_128"):
-            raise AgentError("it has another frozen file by now")
+            raise AgentError("the rank has another frozen file by now")
         contents.copy_out(fields.integer("start"), window[: fields.integer("bytes")])
 
     def _write(self, fields: Fields, window: memoryview) -> None:
-        """The pieces come in order; the agent sends the last one only if the whole is what was saved."""
+        """Write a piece. The pieces come in order; the agent sends the last one only if the whole has the saved
+        hash."""
         contents = self._offered[fields.integer("rank")]
         start, stop = fields.integer("start"), fields.integer("start") + fields.integer("bytes")
         leaves = {place.leaf for place in contents.places}

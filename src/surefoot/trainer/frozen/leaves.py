@@ -1,7 +1,7 @@
-"""Frozen leaves: which of a trainer's tensors nothing registered changes, and whether they have stood still so far.
+"""Finds the frozen leaves: tensors of a trainer that no registered object changes, and that have stood still so far.
 
-Frozen is a module's parameter without `requires_grad` that is in no registered optimizer. Nothing proves that the
-script leaves it alone, so its version counter is looked at at every boundary. A leaf that moved is ordinary for good.
+A module's parameter is frozen if it has no `requires_grad` and is in no registered optimizer. Nothing proves that the
+script leaves it alone, so every boundary looks at its version counter. A leaf that changed is ordinary for good.
 Writes that move no counter (through `.data` or NumPy) are found by hashing again (`trainer/frozen/frozen.py`).
 """
 
@@ -27,7 +27,7 @@ def stamp(tensor: torch.Tensor) -> Stamp:
 
 
 class FrozenLeaves:
-    """Called by the training thread, but for `suspect`."""
+    """The frozen leaves of one trainer. The training thread calls everything here; `suspect` any thread."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -54,15 +54,15 @@ class FrozenLeaves:
         return replace(flat, tensors=[_frozen(one) if one.name in self.live else one for one in flat.tensors])
 
     def forget(self) -> None:
-        """What was seen so far does not count: a checkpoint was loaded since."""
+        """Forget the counters seen so far: a checkpoint was loaded since."""
         self._stamps = {}
 
     def stand(self, stamps: Mapping[str, Stamp]) -> bool:
-        """True if these leaves are frozen, and have their stamps now."""
+        """True if these leaves are frozen, and have these stamps now."""
         return all(name in self.live and stamp(self.live[name]) == then for name, then in stamps.items())
 
     def suspect(self, name: str) -> None:
-        """A leaf's bytes were found to be others: it is given up at the next boundary. Any thread may call this."""
+        """Give a leaf up at the next boundary: its bytes were found to have changed. Any thread may call this."""
         self._suspects.add(name)
 
     def _found(self, flat: Flat, resting: frozenset[int]) -> dict[str, torch.Tensor]:
@@ -82,7 +82,7 @@ class FrozenLeaves:
 
 
 class Resting:
-    """The parameters that nothing registered changes. Asked at every boundary; walks only when something may have
+    """The parameters that no registered object changes. Asked at every boundary; walks only when something may have
     changed."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Resting:
 def resting_addresses(
     modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], others: Iterable[torch.Tensor]
 ) -> frozenset[int]:
-    """Addresses of parameters that nothing registered changes.
+    """Addresses of parameters that no registered object changes.
 
     Args:
         modules: the registered ones.
@@ -135,7 +135,7 @@ def resting_addresses(
                 moving.add(_storage(parameter))
             elif local_of(parameter).numel():
                 resting[id(parameter)] = parameter
-        # BatchNorm's statistics and their like.
+        # Buffers such as BatchNorm's statistics.
         moving.update(_storage(buffer) for buffer in module.buffers())
     for optimizer in optimizers:
         moving.update(_storage(tensor) for group in optimizer.param_groups for tensor in group["params"])

@@ -1,5 +1,5 @@
-"""Fit: which part of which saved tensor each live tensor takes. What is needed of a checkpoint follows from it, and
-what is loaded where."""
+"""Decides which part of which saved tensor each live tensor takes, and so which parts of a checkpoint are needed and
+where they are loaded."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class SavedTensor:
     dtype: str
     whole: tuple[int, ...]
     items: tuple[Item, ...]
-    """They make up the whole, each element once."""
+    """Together they make up the whole, each element once."""
     numbers: tuple[int, ...]
-    """Of the items in their plan."""
+    """Numbers of the items in their plan."""
     sharded: bool
     same_ranks: bool
-    """There are as many ranks now as when it was saved."""
+    """True if there are as many ranks now as when it was saved."""
     apart: bool = False
     """It was sharded, but replicas differed: this is the saved rank's own part, and its place was not kept."""
     common: SavedTensor | None = None
-    """Of what each rank kept for itself: the one that all take of whom each needs a part."""
+    """If each rank kept its own: the tensor that all live ranks take if each needs a part of one sharded tensor."""
 
     def as_part_of(self, whole: Sequence[int] | None) -> SavedTensor:
-        """The same as a part of a sharded tensor of that shape, if it was one and is kept as no block of it."""
+        """The same, as a part of a sharded tensor of that shape if it was such a part but was not saved as a block."""
         return self if whole is None or self.sharded else replace(self, whole=tuple(whole), apart=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """A parameter's state: whatever of it is not born yet, and has the parameter's shape, is sharded like it."""
+    """A parameter's state: every part of it that is not born yet and has the parameter's shape is sharded like it."""
 
     tensor: torch.Tensor
     born: Mapping[Any, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Target:
 
     @property
     def is_as_saved(self) -> bool:
-        """True if it was saved in this very layout: nothing is to be put together, cut or wrapped otherwise."""
+        """True if it was saved in this same layout: nothing must be put together, cut, or wrapped differently."""
         if (self.model is not None) != (self.saved.sharded or self.saved.apart):
             return False
         return self.number is not None or self.is_empty
@@ -94,16 +94,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Fit:
-    """A checkpoint, held against what one rank has now."""
+    """A checkpoint, compared with the state that one rank has now."""
 
     plan: Plan
     of_rank: int
     outlines: Mapping[str, Any]
     saved: Mapping[str, SavedTensor]
     targets: Mapping[str, Target]
-    """What is wanted, by key."""
+    """The wanted parts, by key."""
     repeated: frozenset[str]
-    """Keys of what is wanted in several places: it must stay one tensor."""
+    """Keys of the parts that are wanted in several places: such a part must stay one tensor."""
     shared_out: Sequence[str]
     """Leaves that each rank had for itself, of which one rank's is now shared out to all."""
 
@@ -114,18 +114,18 @@ class Fit:
 
     @property
     def warning(self) -> str | None:
-        """What of it the user should know."""
+        """A warning for the user, if there is one."""
         if not self.shared_out:
             return None
         others = " and others" if len(self.shared_out) > _NAMED else ""
         return (
-            f"{', '.join(self.shared_out[:_NAMED])}{others}: each rank had kept its own; now it is sharded, and made "
-            "of the first rank's"
+            f"{', '.join(self.shared_out[:_NAMED])}{others}: each rank had saved its own; now it is sharded, and made "
+            "from the first rank's"
         )
 
     @cached_property
     def reads(self) -> Mapping[str, Sequence[Read]]:
-        """By key: what each target that no single item holds is put together of.
+        """By key: the reads that make up each target that no single item holds.
 
         Raises:
             CorruptError: the checkpoint does not have all of a tensor; the message names it.
@@ -138,7 +138,7 @@ class Fit:
         return planned(parted)
 
     def regions(self) -> Iterator[tuple[int, Region]]:
-        """What is needed of the plan's items that are read from images: an item's number, and a region of it.
+        """The needed regions of the plan's items that are read from images, each with its item's number.
 
         Raises:
             CorruptError: the checkpoint does not have all of a tensor; the message names it.
@@ -151,7 +151,7 @@ class Fit:
                 yield saved.numbers[number], whole_of(saved.items[number].box)
 
     def trees(self, values: Sequence[Any]) -> dict[str, Any]:
-        """What was saved, by name, with a `SavedTensor` in each tensor's place."""
+        """The saved state, by name, with a `SavedTensor` in each tensor's place."""
         return unflatten(self.plan.structure(self.of_rank), self._saved_as, values)
 
     def _saved_as(self, leaf: str, whole: Sequence[int] | None) -> SavedTensor:
@@ -159,7 +159,7 @@ class Fit:
 
 
 class Maker(Protocol):
-    """Makes what is loaded, given a path, what was saved there, and what is there now."""
+    """Makes the objects to load, given a path, the saved value there, and the live value there."""
 
     def tensor(self, path: str, saved: SavedTensor, live: Any) -> Any: ...
 
@@ -168,7 +168,7 @@ class Maker(Protocol):
 
 
 def fit(outlines: Mapping[str, Any], plan: Plan, of_rank: int, world_size: int) -> Fit:
-    """Hold a checkpoint against what there is now. Reads and changes no tensor.
+    """Compare a checkpoint with the registered state as it is now. Reads and changes no tensor.
 
     Args:
         outlines: the registered objects' state as it is now, by name.
@@ -177,7 +177,7 @@ def fit(outlines: Mapping[str, Any], plan: Plan, of_rank: int, world_size: int) 
         world_size: ranks now.
 
     Raises:
-        ConfigError: something needs what the checkpoint does not have; the message names its path.
+        ConfigError: a live object needs a part that the checkpoint does not have; the message names its path.
     """
     wanted = _Wanted()
     bare = Fit(plan, of_rank, outlines, _saved_tensors(plan, of_rank, world_size), {}, frozenset(), ())
@@ -188,13 +188,13 @@ def fit(outlines: Mapping[str, Any], plan: Plan, of_rank: int, world_size: int) 
     repeated = frozenset(key for key, count in wanted.uses.items() if count > 1)
     found = replace(bare, targets=wanted.targets, repeated=repeated, shared_out=sorted(wanted.shared_out))
     if wanted.apart and not found.as_saved:
-        # Its shape proves little about its place, unless all that is sharded is as it was.
+        # Its shape proves little about its place, unless every sharded tensor is laid out as it was.
         raise _apart_error(wanted.apart[0])
     return found
 
 
 class _Wanted:
-    """Takes down what is wanted."""
+    """Collects the wanted parts."""
 
     def __init__(self) -> None:
         self.targets: dict[str, Target] = {}
@@ -213,11 +213,11 @@ class _Wanted:
             self.shared_out.add(saved.leaf)
 
     def wrapped(self, path: str, saved: Wrapped, live: Any) -> None:
-        """Its inner tensors are all there is to want."""
+        """Nothing: only its inner tensors are wanted."""
 
 
 def fitted(path: str, saved: Any, live: Any, maker: Maker) -> Any:
-    """`saved`, nested as it is, with what `maker` makes of each tensor in it."""
+    """`saved`, with the same nesting, where `maker` has replaced each tensor."""
     if isinstance(saved, SavedTensor):
         return maker.tensor(path, saved, live)
     if isinstance(saved, Wrapped):
@@ -252,7 +252,7 @@ def target_of(path: str, saved: SavedTensor, live: Any) -> Target:
     target = _target(path, saved, live)
     if saved.items[0].frozen and not target.is_as_saved:
         raise ConfigError(
-            f"{path}: it never changed, so it was saved by itself, in another layout than it has here: resume with "
+            f"{path}: it never changed, so it was saved apart, in another layout than it has here: resume with "
             "the number of ranks and the sharding that it was saved with"
         )
     return target
@@ -269,8 +269,8 @@ def _target(path: str, saved: SavedTensor, live: Any) -> Target:
         )
     if (saved.sharded or saved.apart) and (isinstance(model, DTensor) or not isinstance(model, torch.Tensor)):
         raise ConfigError(
-            f"{path}: the checkpoint has a sharded tensor of shape {list(saved.whole)} there, and here is none to load "
-            "it into; shard the model before surefoot.Run is entered"
+            f"{path}: the checkpoint has a sharded tensor of shape {list(saved.whole)} there, but the script has none "
+            "to load it into; shard the model before surefoot.Run is entered"
         )
     if saved.apart:
         raise _apart_error(path)
@@ -289,9 +289,9 @@ def _block(path: str, saved: SavedTensor, model: DTensor) -> Target:
 
 
 def _apart_error(path: str) -> ConfigError:
-    """A part whose place in the whole was not kept is wanted in another layout."""
+    """The error for a part that is wanted in another layout, though its place in the whole was not saved."""
     return ConfigError(
-        f"{path}: when it was saved, ranks that should have had the same part of it had different ones, so each kept "
+        f"{path}: when it was saved, ranks that should have had the same part of it had different ones, so each saved "
         "its own: resume with the number of ranks and the device mesh that it was saved with"
     )
 

@@ -1,4 +1,4 @@
-"""Resharding: which regions of which saved blocks a part of a tensor is put together of, by PyTorch's own planning.
+"""Plans resharding: which regions of which saved blocks make up a part of a tensor, by PyTorch's own planning.
 
 Each rank plans by itself: no collective runs, and nothing is pickled.
 """
@@ -24,13 +24,13 @@ class Read:
     """A region of a saved item, and where in the target it goes."""
 
     number: int
-    """Of the item among those of the saved tensor."""
+    """Number of the item among those of the saved tensor."""
     source: Region
     into: Region
 
 
 def planned(targets: Iterable[Target]) -> dict[str, list[Read]]:
-    """What is read for each target, by its key.
+    """The reads for each target, by its key.
 
     Raises:
         CorruptError: the checkpoint does not have all of it; the message names the leaf.
@@ -49,7 +49,7 @@ def _reads(target: Target) -> list[Read]:
         reads.append(
             Read(number, Region(tuple(one.storage_offsets), lengths), Region(tuple(one.dest_offsets), lengths))
         )
-    # Saved blocks do not overlap, which the plan was checked for: so elements can be counted.
+    # The plan was checked: saved blocks do not overlap, so the elements can be counted.
     found = sum(read.source.elements for read in reads)
     if found != prod(target.shape):
         raise CorruptError(f"{target.key}: the checkpoint has {found} of {prod(target.shape)} elements")

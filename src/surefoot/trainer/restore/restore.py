@@ -1,4 +1,4 @@
-"""Restore: images that the agent has verified, into the live objects."""
+"""Loads images that the agent has verified into the live objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from surefoot.trainer.state.wrapped import Wrapped
 
 _NAMED = 5
 _OWN_REFERENCES = 2
-"""To a mapping that nobody views: the `MappedImage`'s and that of the question itself."""
+"""References to a mapping that has no view: the `MappedImage`'s, and that of the `getrefcount` call itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class MappedImage:
     mapping: mmap.mmap
     offset: int
     ranges: tuple[Range, ...] | None = None
-    """What of the image is there; None for all."""
+    """The parts of the image that are there; None for all."""
 
 
 def map_image(
     rank: int, fd: int, offset: int, size_bytes: int, ranges: Sequence[Sequence[int]] | None = None
 ) -> MappedImage:
-    """Map what a descriptor holds; takes over the descriptor."""
+    """Map the memory behind a descriptor; takes over the descriptor."""
     there = None if ranges is None else tuple((int(start), int(stop)) for start, stop in ranges)
     try:
         return MappedImage(rank, mmap.mmap(fd, offset + size_bytes, prot=mmap.PROT_READ), offset, there)
@@ -62,17 +62,17 @@ def load(
 
     Args:
         kept: the objects, by name.
-        found: what of the checkpoint goes where.
+        found: which parts of the checkpoint go where.
         images: by saved rank.
         values: the record's encoded plain values.
-        frozen: the script's own tensors by leaf. Those that the plan has frozen hold what was saved already.
+        frozen: the script's own tensors by leaf. Those that the plan has frozen already hold the saved values.
 
     Returns:
         Names registered now but not in the checkpoint, and names in the checkpoint but not registered.
 
     Raises:
         CorruptError: the checkpoint does not fit its own plan.
-        ConfigError: an object does not fit what was saved of it.
+        ConfigError: an object does not fit its saved state.
     """
     trees = found.trees(values)
     loading = _Loading(found, _Views(found.plan, images, frozen or {}))
@@ -80,7 +80,7 @@ def load(
         kept[name].load(fitted(name, trees[name], found.outlines[name], loading))
     del loading
     if any(_is_viewed(image) for image in images.values()):
-        # Views may hang in a cycle of references that nobody has collected yet.
+        # Views may hang in a cycle of references that was not collected yet.
         gc.collect()
         _refuse_views(kept, images)
     return sorted(set(kept) - set(trees)), sorted(set(trees) - set(kept))
@@ -112,7 +112,7 @@ class _Views:
         self._offsets: dict[int, dict[str, int]] = {}
 
     def view(self, item: Item) -> torch.Tensor:
-        """What an item holds, read-only.
+        """An item's tensor, read-only.
 
         Raises:
             CorruptError: its rank's image is not there.
@@ -123,13 +123,13 @@ class _Views:
         return self.part(item, whole_of(item.box))
 
     def part(self, item: Item, region: Region) -> torch.Tensor:
-        """A region of what an item holds, read-only.
+        """A region of an item's tensor, read-only.
 
         Raises:
             CorruptError: that part of its rank's image is not there.
         """
         if not all(region.lengths):
-            # Of an image that holds nothing else nobody may have asked for anything.
+            # The agent may have sent no part of an image from which nothing else is needed.
             return torch.empty(region.lengths, dtype=torch_dtype(item.box.dtype))
         if item.rank not in self._images:
             raise CorruptError(f"the image of rank {item.rank}, which holds {item.leaf}, did not arrive")
@@ -139,17 +139,17 @@ class _Views:
             self._offsets[item.rank] = {box.name: offset for box, offset in self._plan.image(item.rank).places}
         start = self._offsets[item.rank][item.box.name]
         if image.ranges is not None:
-            # What is not there reads as zeros. No block of sums is shorter than a page, see `region_ranges`.
+            # Parts that are not there read as zeros. No block of sums is shorter than a page, see `region_ranges`.
             hole = first_hole(image.ranges, region_ranges(item.box, start, region, PAGE_BYTES))
             if hole is not None:
                 raise CorruptError(f"{item.leaf}: bytes {hole[0]} to {hole[1]} of rank {item.rank} did not arrive")
         return narrowed(box_view(self._memory[item.rank], item.box, image.offset + start), region)
 
     def _frozen(self, item: Item) -> torch.Tensor:
-        """The live tensor itself: it was compared with what was saved, or loaded, before this start was decided."""
+        """The live tensor itself: it was compared with the saved bytes, or loaded, before this start was decided."""
         live = self._live.get(item.leaf)
         if live is None:
-            # Of an object that the script no longer registers: nobody looks at it.
+            # The script no longer registers its object, so nothing looks at the tensor.
             return torch.empty(item.box.shape, dtype=torch_dtype(item.box.dtype), device="meta")
         if (dtype_name(live.dtype), tuple(live.shape)) != (item.box.dtype, item.box.shape):
             raise ConfigError(
@@ -160,7 +160,7 @@ class _Views:
 
 
 class _Loading:
-    """Makes what is loaded: views of the images where a tensor was saved as it is now."""
+    """Makes the tensors to load: views of the images where a tensor was saved as it is now."""
 
     def __init__(self, found: Fit, views: _Views) -> None:
         self._found = found
@@ -177,7 +177,7 @@ class _Loading:
         return made
 
     def wrapped(self, path: str, saved: Wrapped, live: Any) -> torch.Tensor:
-        """Copied into the live one, which is the result; where there is none, made anew."""
+        """The live wrapped tensor, with the inner tensors copied into it; a new one where there is none."""
         if not isinstance(live, torch.Tensor):
             return saved.build(path, {name: item.clone() for name, item in saved.inner.items()})
         saved.check(live, path)
@@ -217,10 +217,10 @@ class _Loading:
 
 
 def unclaimed(plan: Plan, world_size: int) -> str | None:
-    """What to warn of: tensors that ranks kept each for itself, and no rank takes, because there are fewer ranks now.
+    """A warning of tensors that each rank saved for itself, and that no rank takes now because there are fewer ranks.
 
-    Equal or not, whole or part of something that only the script knows: each rank's own are taken by the rank of that
-    number. A script whose ranks each keep a part would go on without the others' parts.
+    A rank's own tensors go to the rank of the same number, whether they are equal on all ranks or not, whole or a part
+    of something that only the script knows. A script whose ranks each hold a part would go on without the lost parts.
     """
     gone = range(world_size, plan.world_size)
     names = sorted({name for rank in gone for name in plan.own(rank)})
@@ -228,6 +228,6 @@ def unclaimed(plan: Plan, world_size: int) -> str | None:
         return None
     more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
     return (
-        f"{', '.join(names[:_NAMED])}{more}: each of {plan.world_size} ranks kept its own, and nobody takes those of "
+        f"{', '.join(names[:_NAMED])}{more}: each of {plan.world_size} ranks saved its own, and no rank takes those of "
         f"rank(s) {spans(gone)}"
     )

@@ -1,4 +1,4 @@
-"""Copying: bytes of leaves into a slot, behind the training thread.
+"""Copies bytes of leaves into a slot, behind the training thread.
 
 One thread of its own makes the copies, in order; each is one call into native code for a group of leaves, so that
 neither Python's lock nor thousands of calls stand in the training's way. Leaves on an accelerator are copied by a
@@ -25,29 +25,29 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 HOST = torch.device("cpu")
 _GROUP_BYTES = 32 * 1024 * 1024
-"""About how much is copied by one call: few enough calls, and never long without looking up."""
+"""About how many bytes one call copies: few enough calls, each short enough to react soon."""
 
 
 class Lane(Protocol):
-    """How the copies of one step get behind the training."""
+    """The way in which the copies of one step run behind the training."""
 
     def boundary(self, pairs: Sequence[Pair]) -> None:
         """In the training thread: copy these as they are at this point of the program."""
 
     def offer(self, pairs: Sequence[Pair]) -> None:
-        """In the training thread: these are going to be copied behind it."""
+        """In the training thread: take these, to copy them behind it."""
 
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
-        """In the copier's thread: copy what was offered, and then have the witness compare what it knows exactly."""
+        """In the copier's thread: copy the offered leaves, and then have the witness compare its exact sums."""
 
     def help(self) -> None:
-        """In the training thread, which has nothing else to do: copy what nobody has begun to copy."""
+        """In the training thread, which has nothing else to do: copy the groups that no thread has begun to copy."""
 
     def wait(self) -> None:
-        """In the copier's thread: until all bytes are in the slot."""
+        """In the copier's thread: wait until all bytes are in the slot."""
 
     def hold_optimizer(self) -> None:
-        """In the training thread, before the optimizer changes the sources: order that after the copies."""
+        """In the training thread, before the optimizer changes the sources: order those changes after the copies."""
 
     @property
     def host_must_wait(self) -> bool:
@@ -57,8 +57,8 @@ class Lane(Protocol):
 class HostLane:
     """Sources in ordinary memory.
 
-    The copier gives way to everybody, so on a machine with more to do than processors it may have done little when the
-    training thread has to wait for it; then that thread does the rest itself.
+    The copier gives way to all other threads, so on a machine with more work than processors it may have copied little
+    when the training thread has to wait for it; then that thread copies the rest itself.
     """
 
     host_must_wait = True
@@ -76,7 +76,7 @@ class HostLane:
     def behind(self, pairs: Sequence[Pair], witness: Witness | None) -> None:
         del pairs
         self._copy_what_is_left()
-        # Whoever took a group before there was none left may still be copying it.
+        # The training thread may still be copying the last group that it took, in `help`.
         with self._helping:
             if witness is not None:
                 witness.compare(HOST)
@@ -126,14 +126,14 @@ def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 class Copier:
-    """The thread. Work is done in the order in which it came."""
+    """The thread that copies. It works in the order of submission."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], None]) -> None:
-        """`work` must not raise: nobody would hear of it."""
+        """Queue work, which must not raise: nothing would report the error."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="surefoot-copier", daemon=True)
             self._thread.start()

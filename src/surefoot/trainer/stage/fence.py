@@ -1,8 +1,8 @@
-"""Fences: the optimizers' own word that they are about to change the state.
+"""Fences: hooks by which the optimizers announce that they are about to change the state.
 
 A step pre-hook fires in the training thread right before an optimizer touches its parameters. Only an optimizer whose
-hook was seen to fire in the step just finished is trusted to fire before the next change: a step that is replayed
-from a captured graph, or skipped by a gradient scaler, says nothing.
+hook fired in the step just finished is trusted to fire before the next change: a step that is replayed from a captured
+graph, or skipped by a gradient scaler, fires no hook.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Fences:
         self._fired: set[int] = set()
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """Hook those that are not hooked yet, let go of those that are gone."""
+        """Hook the optimizers that are not hooked yet, and unhook those that are gone."""
         now = {id(optimizer): optimizer for optimizer in optimizers}
         for gone in set(self._hooked) - set(now):
             self._hooked.pop(gone)[1].remove()
@@ -51,13 +51,13 @@ class Fences:
             self._fired.add(number)
             self._on_fence()
 
-        # In a step that is compiled the fence would be traced and compiled too, copies and all.
+        # In a compiled step the fence would be traced and compiled too, with its copies.
         return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _stepping(optimizer: Optimizer) -> Optimizer | None:
-    """Whose step changes what `optimizer` owns: its own; or, if it is an optimizer by name only, as libraries' wrappers
-    are (they never call `Optimizer.__init__`), that of the one that it holds. None if nobody would say before a step.
+    """The optimizer whose step changes the tensors of `optimizer`: itself; or, if it is an optimizer by name only, as
+    libraries' wrappers are (they never call `Optimizer.__init__`), the one that it holds. None if no hook would fire.
     """
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         held = {id(value): value for value in vars(optimizer).values() if isinstance(value, Optimizer)}
@@ -68,7 +68,7 @@ def _stepping(optimizer: Optimizer) -> Optimizer | None:
 
 
 def owned_addresses(optimizers: Iterable[Optimizer]) -> set[int]:
-    """Where the tensors lie that only these optimizers' steps change: their parameters and their state."""
+    """Addresses of the tensors that only these optimizers' steps change: their parameters and their state."""
     owned: set[int] = set()
     for optimizer in optimizers:
         tensors = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""Overlap: which leaves are copied behind the next step, and what is looked at to know that they stood still."""
+"""Decides which leaves are copied behind the next step, and what is looked at to know that they stood still."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefoot.trainer.stage.streams import accelerators
 from surefoot.trainer.stage.witness import SUMMED_BYTES, Blocks, Samples, Trial, Witness, can_witness, kinds, sum_blocks
 
 _WORTH_BYTES = 1024 * 1024
-"""Less than this is copied sooner than handed over."""
+"""Fewer bytes than this take less time to copy than to hand over."""
 _SPLITS = 4
 """Optimizers that take turns fire in few combinations."""
 
@@ -25,7 +25,7 @@ class Split:
         leaves = self._leaves = [pairs[number][1] for number in overlapped]
         self.addresses = addresses
         self.devices = accelerators(source for _view, source in pairs)
-        """On which any leaf lies."""
+        """All devices on which a leaf lies."""
         self.overlapped = overlapped
         """Numbers of the overlapped leaves, in the plan's order; the others are boundary leaves."""
         late = set(overlapped)
@@ -38,7 +38,8 @@ class Split:
         self._blocks = Blocks(SUMMED_BYTES)
 
     def witness(self, *, due: bool) -> Witness | None:
-        """What the overlapped leaves are now. A step that is not due is seldom copied: nothing is summed for it."""
+        """A witness of the overlapped leaves as they are now. A step that is not due is seldom copied, so nothing is
+        summed for it."""
         if not self.overlapped:
             return None
         summed = self.trial.summed
@@ -75,14 +76,14 @@ class Overlap:
         return split
 
     def demote(self, number: int) -> tuple[str, bool]:
-        """A leaf changed before its optimizer's step: from here on it is a boundary leaf.
+        """Make a leaf that changed before its optimizer's step a boundary leaf from here on.
 
         Returns its name, and whether that was known.
         """
         name = self._names[number]
         known = name in self._changing
         self._changing.add(name)
-        # What was found out before is no proof for the rest: all are tried again.
+        # The trial so far proves nothing about the other leaves: all are tried again.
         self._splits.clear()
         return name, known
 

@@ -1,4 +1,4 @@
-"""Stage: one rank's slots under one plan, and where in them each leaf goes."""
+"""Manages one rank's slots under one plan, and each leaf's place in them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Stager:
         self.plan = plan
         places = _slot_places(plan, rank)
         self.names = [place.leaf for place in places]
-        """Of a slot's leaves, in the slot's order."""
+        """Names of a slot's leaves, in the slot's order."""
         self.memory = memory_view(segment.memory)
         numbers = {named.name: number for number, named in enumerate(tensors)}
         self._numbers = [numbers[name] for name in self.names]
         self._views = _slot_views(self.memory, segment, places)
         self._boundaries = [self._restored_boundary(slot) for slot in range(segment.num_slots)]
         self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
-        """Pinned slots, each with what the agent was told of it; None where the agent pinned it itself."""
+        """Pinned slots, each with the message that the agent got of it; None where the agent pinned it itself."""
         self._open: set[int] = set()
         """Slots that are being filled."""
         self._lock = threading.Lock()
@@ -81,12 +81,12 @@ class Stager:
             return told
 
     def give_back(self, slot: int) -> None:
-        """A slot that was opened is not going to be sealed: it may be opened again."""
+        """Give up a slot that was opened and is not going to be sealed: it may be opened again."""
         with self._lock:
             self._open.discard(slot)
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep a slot for the agent. False if it moved on."""
+        """Pin a slot for the agent. False if it moved on."""
         with self._lock:
             if self.segment.seq(slot) != seq:
                 return False
@@ -99,7 +99,8 @@ class Stager:
                 self._pinned.pop(slot, None)
 
     def tell_again(self) -> list[Body]:
-        """For an agent that replaces another: what waits to be shipped. Pins that the old one took for itself end."""
+        """The messages about slots that wait to be shipped, for an agent that replaces another. Pins that the old
+        agent took for itself end."""
         with self._lock:
             self._pinned = {slot: told for slot, told in self._pinned.items() if told is not None}
             return [told for told in self._pinned.values() if told is not None]
@@ -109,15 +110,15 @@ class Stager:
         return [SlotView(boundary, slot in busy) for slot, boundary in enumerate(self._boundaries)]
 
     def _restored_boundary(self, slot: int) -> int:
-        # What the agent left in an adopted segment is what this generation started from: the newest image there is
-        # until a newer one is sealed on all ranks.
+        # The image that the agent left in an adopted segment is the one from which this generation started: the newest
+        # that there is until a newer one is sealed on all ranks.
         sealed = self.segment.sealed(slot)
         return sealed.at.boundary if sealed is not None else NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a leaf stands in a slot, from the begin of the rank's own image."""
+    """A leaf's place in a slot, from the beginning of the rank's own image."""
 
     leaf: str
     box: Box
@@ -136,11 +137,11 @@ def _slot_places(plan: Plan, rank: int) -> list[_Place]:
 def _image_places(plan: Plan, rank: int, start: int, *, own: bool) -> list[_Place]:
     item_of = {item.box.name: item for item in plan.kept_by(rank) if not item.frozen}
     found = [(item_of[box.name], box, offset) for box, offset in plan.image(rank).places]
-    # What another rank has for itself alone comes to its replica by another way.
+    # The private part of another rank reaches its replica in another way.
     return [_Place(item.leaf, box, start + offset) for item, box, offset in found if own or item.spread != "local"]
 
 
 def _slot_views(memory: torch.Tensor, segment: Segment, places: Sequence[_Place]) -> list[list[torch.Tensor]]:
-    """For each slot, its places."""
+    """Each slot's places."""
     starts = [segment.geometry.image_offset(slot) for slot in range(segment.num_slots)]
     return [[box_view(memory, place.box, start + place.offset) for place in places] for start in starts]

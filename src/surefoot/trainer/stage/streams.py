@@ -1,12 +1,12 @@
-"""Streams: copies from an accelerator's memory behind its computation.
+"""Copies from an accelerator's memory behind its computation, by streams.
 
 Boundary leaves are copied in the compute stream, in program order. Overlapped leaves are copied by a side stream that
 waits for the compute stream's boundary; before the optimizer changes them the compute stream waits for the side
 stream, so that the program itself never stands still. "Sealed" is then an event on the device and no point in the
 program: the copier's thread waits for the event and seals.
 
-The host side is registered with the driver once per segment, so that the copies are asynchronous at all; where that
-fails they are slower, and still right.
+The host side is registered with the driver once per segment, since only then are the copies asynchronous; where that
+fails they are slower, and still correct.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StreamLane:
 
     def wait(self) -> None:
         for event in self._copied.values():
-            # Gives Python's lock free while it waits.
+            # Releases Python's lock while it waits.
             event.synchronize()
 
     def hold_optimizer(self) -> None:
@@ -96,7 +96,7 @@ def register(memory: torch.Tensor, warn: Callable[[str], None]) -> bool:
 
 
 def unregister(memory: torch.Tensor) -> None:
-    """Take a registration back, before the memory is unmapped."""
+    """Undo a registration, before the memory is unmapped."""
     _runtime().cudaHostUnregister(memory.data_ptr())
 
 

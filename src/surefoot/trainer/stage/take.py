@@ -1,9 +1,9 @@
-"""Take: a finished step into a slot, as much of it as possible behind the next step.
+"""Takes a finished step into a slot, as much of it as possible behind the next step.
 
-Two classes of leaf. *Overlapped*: what only a registered optimizer changes (its parameters, its state), if its hook
-fired in the step just finished; copied by the copier while the next step computes, and fenced by that hook. *Boundary*:
-everything else; copied in the training thread at each boundary. What is not understood is a boundary leaf, and a leaf
-that was seen to change while it was copied becomes one for good.
+There are two classes of leaf. *Overlapped*: leaves that only a registered optimizer changes (its parameters, its
+state), if its hook fired in the step just finished; the copier copies them while the next step computes, and that hook
+fences them. *Boundary*: all other leaves; the training thread copies them at each boundary. A leaf that is not
+understood counts as a boundary leaf, and a leaf that was seen to change while it was copied becomes one for good.
 
 A step is *in flight* from its boundary until it is sealed or dropped. The fence (the optimizers' hook, and the next
 boundary, since a scaler may skip the optimizer) waits for it. The *strict* fence also waits until every rank has
@@ -38,15 +38,15 @@ _LOOK_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A boundary, the slot that was opened for it, and what closes that slot. Closed from any thread."""
+    """A boundary, the slot that was opened for it, and the calls that close that slot, from any thread."""
 
     boundary: int
     slot: int
     seal: Callable[[], None]
     leaves_memory: bool
-    """It is to be made durable."""
+    """True if the step is to be made durable."""
     drop: Callable[[str | None], None]
-    """With the name of a leaf that changed while it was copied; None if the step was never due."""
+    """Called with the name of a leaf that changed while it was copied; None if the step was never due."""
 
 
 class Flight:
@@ -55,13 +55,13 @@ class Flight:
     def __init__(self, order: Order, pairs: Sequence[Pair], lane: Lane, split: Split, witness: Witness | None) -> None:
         self.order = order
         self.pairs = pairs
-        """Held until the copy is complete: memory that is given back could be handed to something else."""
+        """Held until the copy is complete: memory that is freed earlier could be reused."""
         self.lane = lane
         self.split = split
         self.witness = witness
         """None if nothing is overlapped."""
         self.ordered = threading.Event()
-        """The copies are ordered before whatever is asked of their lane from here on."""
+        """Set once the copies are ordered before all later work of their lane."""
         self.ended = threading.Event()
         self.error: BaseException | None = None
 
@@ -108,22 +108,22 @@ class Taker:
         self._ready: Flight | None = None
         """A step that was not due: its boundary leaves are in the slot."""
         self._gate = threading.Lock()
-        """Between the watcher, which may start what lies ready, and the fence, after which nothing may start."""
+        """Held by the watcher to start a step that lies ready, and by the fence, after which none may start."""
         self.strict = True
         self.overlapped_bytes = 0
-        """Of the step taken last."""
+        """Overlapped bytes of the step taken last."""
         self._waited_s = 0.0
         self._tried: Split | None = None
-        """On trial since the last boundary."""
+        """The split that has been on trial since the last boundary."""
 
     # ------------------------------------------------------------------ the training thread
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """These optimizers say before they change anything."""
+        """Hook these optimizers, so that they announce each change."""
         self._fences.watch(optimizers)
 
     def plan(self, names: Sequence[str], memory: torch.Tensor) -> None:
-        """A new plan: the names of a slot's leaves, in its order, and the memory in which the slots lie."""
+        """Take a new plan: the names of a slot's leaves, in its order, and the memory in which the slots lie."""
         self._overlap = Overlap(names, self._changing)
         if self._registered is not None:
             unregister(self._registered)
@@ -136,7 +136,7 @@ class Taker:
         return 3 if self.strict else 4
 
     def settle(self) -> None:
-        """At a boundary: the fence of what the last one left in flight, if no optimizer was.
+        """At a boundary: fence the step that the last boundary left in flight, if no optimizer did.
 
         Raises:
             Exception: whatever a copy failed with.
@@ -150,7 +150,7 @@ class Taker:
             self._flights.pop(0).finish()
 
     def take(self, order: Order, pairs: Sequence[Pair], *, due: bool, at_once: bool) -> None:
-        """Bring a finished step into its slot.
+        """Copy a finished step into its slot.
 
         Args:
             order: the step and its slot.
@@ -160,11 +160,11 @@ class Taker:
         """
         split = self._overlap.split(pairs, self._fired if self._may_overlap else ())
         self._begin_trial(split)
-        # What leaves memory is copied at the boundary until every leaf has been seen to stand still.
+        # A step that is to be shipped is copied at the boundary until every leaf has been seen to stand still.
         if at_once or (order.leaves_memory and not split.trial.passed):
             split = self._overlap.split(pairs, ())
         self.overlapped_bytes = split.size_bytes
-        # Made before the boundary's copies are ordered: what it reads is what the state is at this point.
+        # Made before the boundary's copies are ordered, so that it reads the state as it is at this point.
         witness = split.witness(due=due)
         lane: Lane = StreamLane(split.devices) if split.devices else HostLane()
         flight = Flight(order, pairs, lane, split, witness)
@@ -174,7 +174,7 @@ class Taker:
         elif split.overlapped or split.devices:
             self._start(flight)
         else:
-            self._bring(flight)
+            self._complete(flight)
             flight.finish()
         if due and at_once:
             self.finish()
@@ -207,7 +207,8 @@ class Taker:
     # ------------------------------------------------------------------ the watcher thread
 
     def stage_late(self) -> None:
-        """If the agent has ordered it: take what lies ready, unless the fence was passed or another step counts."""
+        """If the agent has ordered it, take the step that lies ready, unless the fence was passed or another step
+        counts."""
         with self._gate:
             flight = self._ready
             if flight is not None and self._page.must_stage_late(flight.order.boundary):
@@ -217,7 +218,7 @@ class Taker:
     # ------------------------------------------------------------------ the fence
 
     def _fence(self) -> None:
-        """An optimizer is about to change the state."""
+        """Fence an optimizer that is about to change the state."""
         started_s = boot_s()
         self._end_trial()
         self._pass()
@@ -235,7 +236,7 @@ class Taker:
         self._waited_s += boot_s() - started_s
 
     def _pass(self) -> None:
-        """From here on nothing that lies ready may be started: its sources are about to change.
+        """Bar the start of a step that lies ready: its sources are about to change.
 
         ENTERED goes up BEFORE the order to stay is read, and the agent reads it AFTER it has given that order. So
         either the agent counts this rank as one that passed, or this rank sees the order and stays.
@@ -260,7 +261,7 @@ class Taker:
             ready.order.drop(None)
 
     def _wait_for_all(self) -> None:
-        """No rank changes its state before every rank has passed what this one has."""
+        """Wait until every rank has passed the step that this rank has passed: none may change its state before."""
         while self._page.passed_on_all(self._generation) < self._page.passed:
             time.sleep(_LOOK_S)
 
@@ -276,7 +277,7 @@ class Taker:
             self._tried.trial.end()
 
     def _judge(self) -> None:
-        """At a boundary, which is a fence too: what came of the last look."""
+        """At a boundary, which is a fence too: take in the result of the last look."""
         self._end_trial()
         split, self._tried = self._tried, None
         number = split.trial.moved() if split is not None else None
@@ -291,10 +292,10 @@ class Taker:
     def _start(self, flight: Flight) -> None:
         flight.lane.offer(flight.overlapped())
         self._flights.append(flight)
-        self._copier.submit(lambda: self._bring(flight))
+        self._copier.submit(lambda: self._complete(flight))
 
-    def _bring(self, flight: Flight) -> None:
-        """Copy what is left, look whether it stood still, and seal or drop the step."""
+    def _complete(self, flight: Flight) -> None:
+        """Copy the remaining leaves, check whether they stood still, and seal or drop the step."""
         try:
             flight.lane.behind(flight.overlapped(), flight.witness)
             flight.ordered.set()

@@ -1,6 +1,6 @@
-"""The witness: whether leaves that are copied behind the training stood still until their copy was complete.
+"""The witness: checks whether leaves that are copied behind the training stood still until their copy was complete.
 
-A copy is torn only by a write between the boundary and the copy's end. What could tell of one:
+A copy is torn only by a write between the boundary and the copy's end. Three things can show such a write:
 
 * a tensor's version counter, which ordinary in-place operations move (but not fused optimizers, `.data`, NumPy views);
 * samples: a few elements of every leaf, read at the boundary and compared with what arrived in the slot;
@@ -10,8 +10,8 @@ A copy is torn only by a write between the boundary and the copy's end. What cou
 All three look at the copy's whole time, from the boundary on. A comparison of slot and source alone, however late,
 would take a write that came before the copy for the state at the boundary.
 
-What code is like is found out once: leaves are on *trial* until all their bytes, a part at each step, were summed at a
-boundary and had the same sums when an optimizer was about to change them.
+Whether the user's code leaves the leaves alone is found out once: they are on *trial* until all their bytes, a part at
+each step, were summed at a boundary and had the same sums when an optimizer was about to change them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Sequence
 import torch
 
 SUMMED_BYTES = 16 * 1024 * 1024
-"""How much is summed at each save: a few milliseconds of the training's time."""
+"""Bytes that are summed at each save: a few milliseconds of the training's time."""
 TRIED_BYTES = {"cpu": 64 * 1024 * 1024}
-"""How much is summed at each step of a trial, by kind of device: some ten milliseconds twice."""
+"""Bytes that are summed at each step of a trial, by kind of device: about ten milliseconds, twice per step."""
 _TRIED_ELSEWHERE_BYTES = 1024 * 1024 * 1024
 _WORDS = 512
 """Eight-byte words in one sum."""
@@ -35,7 +35,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Block = tuple[int, torch.Tensor]
 """A leaf's number, and a view of a part of it."""
 _Kind = tuple[torch.device, int]
-"""Device and element size: what can be joined into one tensor."""
+"""Device and element size: blocks that agree in both can be joined into one tensor."""
 
 
 def can_witness(tensor: torch.Tensor) -> bool:
@@ -60,7 +60,7 @@ class Samples:
         return {kind: _to_host(torch.cat(views)) for kind, views in self._views.items()}
 
     def first_difference(self, then: dict[_Kind, torch.Tensor]) -> int | None:
-        """Number of a leaf whose elements are not what they were."""
+        """Number of a leaf whose elements have changed; None if there is none."""
         for kind, now in self.read().items():
             if not torch.equal(now, then[kind]):
                 where = int((now != then[kind]).nonzero()[0])
@@ -74,15 +74,15 @@ def kinds(leaves: Sequence[torch.Tensor]) -> list[_Kind]:
 
 
 class Blocks:
-    """Which blocks are summed next; goes round all bytes."""
+    """Chooses the blocks that are summed next, round and round over all bytes."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        """About how much is given at a time."""
+        """About how many bytes are given at a time."""
         self._leaf = 0
         self._row = 0
         self.round_ends = False
-        """With the blocks given last, every byte was given once more."""
+        """True if the blocks given last completed another round over every byte."""
 
     def next(self, leaves: Sequence[torch.Tensor]) -> list[Block]:
         """The next blocks, to the end of a round at most."""
@@ -120,29 +120,29 @@ def sum_blocks(blocks: Sequence[Block]) -> list[Summed]:
 
 
 class Trial:
-    """Whether leaves stand still from each boundary to the fence after it. All in the training thread."""
+    """Finds out whether leaves stand still from each boundary to the fence after it. All in the training thread."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         self._leaves = leaves
         kind = leaves[0].device.type if leaves else "cpu"
         self._blocks = Blocks(TRIED_BYTES.get(kind, _TRIED_ELSEWHERE_BYTES))
         self.summed: list[Summed] = []
-        """As they were at the boundary just passed."""
+        """The sums at the boundary just passed."""
         self._moved: list[tuple[int, torch.Tensor]] = []
         self.passed = not leaves
-        """Every byte was looked at once, and stood still."""
+        """True once every byte was looked at, and stood still."""
 
     def begin(self) -> None:
-        """At a boundary."""
+        """At a boundary: sum the next blocks."""
         self.summed = sum_blocks(self._blocks.next(self._leaves))
 
     def end(self) -> None:
-        """At the fence: the leaves are about to change. Only the first one after a boundary counts."""
+        """At the fence: the leaves are about to change. Only the first fence after a boundary counts."""
         self._moved += [(number, _to_host((_sums(block) != then).any())) for number, block, then in self.summed]
         self.summed = []
 
     def moved(self) -> int | None:
-        """At the next boundary: number of a leaf that did not stand still; waits for an accelerator to have looked."""
+        """At the next boundary: number of a leaf that did not stand still. Waits until an accelerator has looked."""
         for device in {leaf.device for leaf in self._leaves if leaf.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         found = next((number for number, moved in self._moved if bool(moved)), None)
@@ -152,7 +152,7 @@ class Trial:
 
 
 class Witness:
-    """What the overlapped leaves were at a boundary. Made in the training thread, in the order of its streams."""
+    """The overlapped leaves as they were at a boundary. Made in the training thread, in the order of its streams."""
 
     def __init__(self, leaves: Sequence[torch.Tensor], samples: Samples, summed: Sequence[Summed]) -> None:
         self._leaves = leaves
@@ -186,7 +186,7 @@ def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(block: torch.Tensor) -> torch.Tensor:
-    """One sum for every `_WORDS` words, then what is left over; the bytes themselves where there are no words."""
+    """One sum for every `_WORDS` words, then the remaining words; the bytes themselves where there are no words."""
     size = block.element_size()
     if not block.is_contiguous() or block.storage_offset() * size % 8:
         return block.clone()

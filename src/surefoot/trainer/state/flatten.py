@@ -1,4 +1,4 @@
-"""Flatten: the user's objects as named tensors, typed plain values, and the structure in which they stand.
+"""Flattens the user's objects to named tensors, typed plain values, and the structure in which they stand.
 
     {"$dict": [[key, node], …], "type": "dict" or "OrderedDict"}
     {"$list": [node, …], "type": "list" or "tuple"}
@@ -7,7 +7,7 @@
     {"$value": index}
 
 Only containers that have a tensor somewhere inside are taken apart; a subtree of plain values is one value, so that a
-growing list is no new structure. The structure is part of the plan, the values are part of each record.
+growing list does not make a new structure. The structure is part of the plan, the values are part of each record.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tup
 
 @dataclass(slots=True)
 class NamedTensor:
-    """A tensor to be kept, aliasing the live one; of a sharded one, what this rank has of it."""
+    """A tensor to be checkpointed, aliasing the live one; of a sharded tensor, the part that this rank has."""
 
     name: str
     tensor: torch.Tensor
     spread: Spread
     place: Place | None = None
-    """Of a sharded one: where this part lies in the whole."""
+    """For a sharded tensor: where this part lies in the whole."""
     frozen: bool = False
-    """It never changes, and is kept outside the slots."""
+    """True if it never changes, and is saved outside the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class Flat:
 
 @dataclass(slots=True)
 class LastSignature:
-    """Made when it is first asked for, and good as long as nothing structural changes."""
+    """A signature that is made when first needed, and is valid as long as nothing structural changes."""
 
     signature: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signature that states share between which nothing structural changed."""
+    """A signature that several states share, because nothing structural changed between them."""
 
     tensors: list[NamedTensor]
-    """What it is of: other tensors put in their place have another signature."""
+    """The tensors to which it belongs: other tensors in their place have another signature."""
     last: LastSignature
 
 
@@ -108,7 +108,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one tree came to, in what came before it. Holds no tensor: nobody's memory is kept by it."""
+    """The result of one tree, given the trees before it. It holds no tensor, so it keeps no memory alive."""
 
     name: str
     node: str
@@ -116,9 +116,9 @@ class Segment:
     heads: list[Head]
     kinds: list[tuple[torch.dtype, torch.Size]]
     met: int
-    """How many tensors, tied ones too."""
+    """Number of tensors, tied ones too."""
     values: int
-    """How many."""
+    """Number of plain values."""
     seen: dict[tuple[Any, ...], str]
     names: dict[str, int]
 
@@ -133,7 +133,7 @@ class Flattener:
         self.values: list[Any] = []
         self._names: dict[str, int] = {}
         self._named: list[str] = []
-        """What this tree has put into `_names`."""
+        """The names that this tree has put into `_names`."""
         self._seen: dict[tuple[Any, ...], str] = {}
         self._met = 0
         """Tensors met so far in this tree, tied ones too."""
@@ -145,14 +145,14 @@ class Flattener:
         """Flatten named trees.
 
         Raises:
-            UnsupportedStateError: something in them cannot be kept; the message names its path.
+            UnsupportedStateError: a value in them cannot be checkpointed; the message names its path.
         """
         self.believe(replicated_names, self._replicated)
         nodes = {name: self.walk(name, tree).node for name, tree in trees.items()}
         return self.flat(join(nodes))
 
     def believe(self, replicated_names: Sequence[str], addresses: frozenset[int]) -> None:
-        """Everything under these names, and everything at these addresses, is equal on all ranks by construction."""
+        """Mark all tensors under these names and at these addresses as equal on all ranks by construction."""
         self._replicated_prefixes = tuple(f"{name}." for name in replicated_names)
         self._replicated = addresses
 
@@ -160,7 +160,7 @@ class Flattener:
         """Take in one tree.
 
         Raises:
-            UnsupportedStateError: something in it cannot be kept; the message names its path.
+            UnsupportedStateError: a value in it cannot be checkpointed; the message names its path.
         """
         self._met = 0
         self._named.clear()
@@ -180,7 +180,7 @@ class Flattener:
         )
 
     def replay(self, segment: Segment, tensors: Sequence[torch.Tensor], values: Sequence[Any]) -> None:
-        """Take in what a tree came to before, with the tensors met in it now and its values as of now."""
+        """Take in a tree's earlier result, with the tensors met in it now and its values as of now."""
         heads = segment.heads
         live = tensors if len(heads) == segment.met else [tensors[head.number] for head in heads]
         aliases = [tensor.detach() if tensor.requires_grad else tensor for tensor in live]
@@ -191,7 +191,7 @@ class Flattener:
         self._names.update(segment.names)
 
     def flat(self, structure: str, last: LastSignature | None = None) -> Flat:
-        """All that was taken in."""
+        """The state that all trees so far make up."""
         return Flat(self.tensors, self.values, structure, Signed(self.tensors, last or LastSignature()))
 
     def _append(self, name: str, tensor: torch.Tensor, spread: Spread, place: Place | None, number: int) -> None:
@@ -203,7 +203,7 @@ class Flattener:
         try:
             return self._walk(value, path) or self._value(value, path)
         except RecursionError as error:
-            raise UnsupportedStateError(f"{path}: contains itself, or is nested too deeply to be kept") from error
+            raise UnsupportedStateError(f"{path}: contains itself, or is nested too deeply to be saved") from error
 
     def _walk(self, value: Any, path: str) -> Node | None:
         """The node of a subtree with a tensor in it; None for plain values."""
@@ -249,7 +249,7 @@ class Flattener:
         if known is None:
             known = self._seen[key] = self._unique(_readable(path))
             self._append(known, tensor, self._spread(tensor, path), None, number)
-        # A tied tensor is kept once: the second place refers to the first one's name.
+        # A tied tensor is saved once: the second place refers to the name of the first.
         return {"$tensor": known}
 
     def _wrapped(self, tensor: torch.Tensor, path: str) -> Node:
@@ -282,7 +282,7 @@ class Flattener:
         return "replicated" if path.startswith(self._replicated_prefixes) else "local"
 
     def _unique(self, name: str) -> str:
-        # Names are for people and stock readers; the structure refers to them, so they need not be taken apart.
+        # Names are for people and stock readers; the structure refers to them, so nothing has to parse them.
         count = self._names.get(name, 0) + 1
         self._names[name] = count
         self._named.append(name)
@@ -290,17 +290,17 @@ class Flattener:
 
 
 def join(nodes: Mapping[str, str]) -> str:
-    """The structure of all trees, of each one's as JSON text."""
+    """The structure of all trees, from each tree's as JSON text."""
     pairs = ",".join(f"[{json.dumps(name)},{node}]" for name, node in nodes.items())
     return f'{{"$dict":[{pairs}],"type":"dict"}}'
 
 
 TensorOf = Callable[[str, Sequence[int] | None], Any]
-"""Given a tensor's name and, of a block of a sharded one, the whole tensor's shape: what stands for it."""
+"""Given a tensor's name and, for a block of a sharded one, the whole tensor's shape: the object to put there."""
 
 
 def unflatten(structure: str, tensor_of: TensorOf, values: Sequence[Any]) -> dict[str, Any]:
-    """The trees back, with values decoded anew, and `Wrapped` in the place of each wrapped tensor.
+    """Rebuild the trees, with their values decoded, and `Wrapped` in the place of each wrapped tensor.
 
     Raises:
         CorruptError: structure and values do not fit.
@@ -314,25 +314,26 @@ def unflatten(structure: str, tensor_of: TensorOf, values: Sequence[Any]) -> dic
 
 
 def check_keepable(tensor: torch.Tensor, path: str) -> None:
-    """Refuse, by path, what is not a dense tensor of a known element type."""
+    """Refuse, by path, a tensor that is not dense or not of a known element type."""
     if type(tensor) not in _PLAIN_TENSORS:
-        raise UnsupportedStateError(f"{path}: tensors of class {type(tensor).__name__} cannot be kept")
+        raise UnsupportedStateError(f"{path}: tensors of class {type(tensor).__name__} cannot be checkpointed")
     check_layout(tensor, path)
     if dtype_name(tensor.dtype) not in ITEM_BYTES:
-        raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be kept")
+        raise UnsupportedStateError(f"{path}: tensors of type {tensor.dtype} cannot be checkpointed")
 
 
 def check_layout(tensor: torch.Tensor, path: str) -> None:
-    """Refuse, by path, what is not dense."""
+    """Refuse, by path, a tensor that is not dense."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise UnsupportedStateError(f"{path}: only dense tensors can be kept, this one is {tensor.layout}")
+        raise UnsupportedStateError(f"{path}: only dense tensors can be checkpointed, this one is {tensor.layout}")
     if tensor.is_meta:
-        raise UnsupportedStateError(f"{path}: a meta tensor has no bytes to keep")
+        raise UnsupportedStateError(f"{path}: a meta tensor has no bytes to save")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for cycles while thousands of nodes are made, none of which is in one: each would walk the heap."""
+    """Stop the search for cycles while thousands of nodes are made, none in a cycle: each search would walk the
+    heap."""
     was_on = gc.isenabled()
     gc.disable()
     try:

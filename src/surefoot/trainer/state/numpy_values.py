@@ -1,7 +1,7 @@
-"""Forms of NumPy and torch values for the typed-value codec (`surefoot.core.values`).
+"""Encodes NumPy and torch values: their forms for the typed-value codec (`surefoot.core.values`).
 
-Kept: NumPy arrays and scalars of plain dtypes, dtypes, SeedSequence, bit generators, Generator, RandomState; torch
-dtype, device, Size, Generator. Tensors are not handled here: the caller's leaf hook stages them as bytes.
+The forms cover NumPy arrays and scalars of plain dtypes, dtypes, SeedSequence, bit generators, Generator, RandomState;
+torch dtype, device, Size, Generator. Tensors are not handled here: the caller's leaf hook stages them as bytes.
 
 An array comes back with dtype (byte order included), shape and C or Fortran order; writable, and owning its memory.
 A generator comes back at the same point of its stream, its seed sequence too, so that `spawn` goes on as well.
@@ -87,7 +87,7 @@ def _is_scalar(value: object) -> bool:
 
 def _reduce_scalar(value: Any, at: At) -> object:
     if type(value) is np.str_:
-        return str(value)  # text and bytes go as such: their dtype would cut trailing zeros
+        return str(value)  # text and bytes are encoded as such: their dtype would cut trailing zeros
     if type(value) is np.bytes_:
         return bytes(value)
     dtype = value.dtype
@@ -144,7 +144,7 @@ def _rebuild_bits(parts: Any) -> Any:
 
 
 def _check_state(name: Any, state: Any) -> None:
-    """Raises unless the state has the very shape that this bit generator gives out."""
+    """Raise unless the state has exactly the shape that this bit generator gives out."""
     like = _BIT_GENERATORS[name](0).state
     if not _is_like(state, like):
         raise ValueError("not the state of such a generator")
@@ -188,7 +188,7 @@ def _rebuild_random_state(state: Any) -> np.random.RandomState:
 def _torch_dtype(name: Any) -> torch.dtype:
     found = vars(torch).get(name)  # not getattr: torch imports some of its names when they are asked for
     if not isinstance(found, torch.dtype):
-        raise TypeError("no dtype of torch")
+        raise TypeError("not a dtype of torch")
     return found
 
 
@@ -205,7 +205,7 @@ def _rebuild_torch_generator(parts: Any) -> torch.Generator:
         generator = torch.Generator(device=kind)
     except RuntimeError as error:
         # The copy is sound: it must not be taken for a bad one where the device is missing.
-        raise UnsupportedStateError(f"a torch.Generator needs device {kind}, which is not here: {error}") from error
+        raise UnsupportedStateError(f"a torch.Generator needs device {kind}, which is missing: {error}") from error
     generator.set_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
     return generator
 

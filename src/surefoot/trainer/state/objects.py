@@ -1,4 +1,4 @@
-"""The user's objects: under which names their state is kept, and how it gets out of them and back in."""
+"""Gets the state out of the user's objects and back in, under names."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ class Kept(Protocol):
     optimizer knows better (its groups' learning rates), so optimizers come last."""
     turn: int
     """Walked in this order: modules, optimizers, tensors, others. Modules first, because FSDP2 puts its sharded
-    parameters back in place when a module's state is asked for; what has no proof comes last."""
+    parameters back in place when a module's state is asked for; objects without a proof come last."""
 
     def tree(self) -> Any:
         """Its state as nested containers of tensors and plain values; tensors alias the live ones."""
 
     def load(self, tree: Any) -> None:
         """Put such a state back. Tensors in `tree` are read-only views, which are copied and never kept, or the live
-        ones: those hold what was saved already."""
+        tensors, which already hold the saved values."""
 
     def proof(self) -> Proof | None:
         """A proof of its state as it is now; None where it must be walked each time."""
 
     def outline(self) -> Any:
-        """Its state as it is now, to see what would be loaded where; `Like` stands for what is not born yet."""
+        """Its state as it is now, to see what would be loaded where; `Like` stands for a state that is not born
+        yet."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel and torch.compile, in whatever order they were put around it."""
+    """The module inside DistributedDataParallel and torch.compile, in any order of the two."""
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
@@ -80,7 +81,7 @@ class KeptModule:
         self.module = unwrap(module)
 
     def tree(self) -> dict[str, Any]:
-        # The parameters themselves: detached, one of a class of somebody's own would look like a plain tensor.
+        # The parameters themselves: a detached parameter of a class of the user's would look like a plain tensor.
         state = self.module.state_dict(keep_vars=True)
         return {canonical(self.module, key): value for key, value in state.items()}
 
@@ -90,7 +91,7 @@ class KeptModule:
         _same_keys(self._name, set(tree), set(keys))
         for key, value in tree.items():
             _same_type(f"{self._name}.{key}", value, live[keys[key]])
-        # An extra state goes to code of the user's, which may well keep it.
+        # The user's own code gets an extra state, and may well keep it.
         given = {keys[k]: value if isinstance(value, torch.Tensor) else _cloned(value) for k, value in tree.items()}
         given |= {key: _cloned(value) for key, value in given.items() if key.endswith("_extra_state")}
         self._load(
@@ -110,15 +111,16 @@ class KeptModule:
             yield parameter, f"{self._name}.{canonical(self.module, key)}"
 
     def _load(self, given: dict[str, Any], loaded: set[str]) -> None:
-        """All but what is loaded already: classes of tensors of somebody's own may not copy from one another."""
+        """Everything except tensors that are loaded already: tensor classes of the user's may not copy from one
+        another."""
         rest = {key: value for key, value in given.items() if key not in loaded}
         result = self.module.load_state_dict(rest, strict=not loaded)
         if wrong := sorted({*result.missing_keys, *result.unexpected_keys} - loaded):
             raise ConfigError(f"{self._name}: its load_state_dict() did not take {wrong[:5]} (first five)")
 
     def _own(self, tree: dict[str, Any], before: list[torch.Tensor]) -> None:
-        # A module that keeps what it is given (own hooks, assign=True) would hold views of read-only memory. What it
-        # had before is its own: a frozen tensor is given back to it as it stands.
+        # A module that keeps the tensors it is given (own hooks, assign=True) would hold views of read-only memory. Its
+        # earlier tensors are its own: a frozen tensor is given back to it as it stands.
         whole = [value for value in tree.values() if isinstance(value, torch.Tensor) and local_of(value) is value]
         given = {value.data_ptr() for value in whole if value.numel()}
         given -= {local_of(value).data_ptr() for value in before}
@@ -205,7 +207,7 @@ class _Unproven:
 
 
 class KeptOptimizers:
-    """Several optimizers in one list, tuple or dict: one a parameter, for instance, each stepped in backward."""
+    """Several optimizers in one list, tuple or dict: for instance one per parameter, each stepped in backward."""
 
     order = 3
     turn = 1
@@ -255,7 +257,7 @@ class KeptOptimizers:
         if not isinstance(key, torch.Tensor):
             return str(key)
         if (name := self._names().get(id(key))) is None:
-            raise UnsupportedStateError(f"{self._name}: a key is a tensor that is no parameter of a registered module")
+            raise UnsupportedStateError(f"{self._name}: a key is a tensor, but not a registered module's parameter")
         return name
 
 
@@ -334,7 +336,7 @@ class KeptValue(_Unproven):
 
 
 class KeptEntry(_Unproven):
-    """Whatever stands in `run.state` under a name, also after the user put something else there."""
+    """The object that stands in `run.state` under a name, also after the user put another one there."""
 
     def __init__(self, name: str, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> None:
         self._name = name
@@ -356,7 +358,7 @@ class KeptEntry(_Unproven):
 
 
 def keep(name: str, value: Any, state: dict[str, Any], names: Callable[[], Mapping[int, str]]) -> Kept:
-    """The way to keep one registered object."""
+    """The `Kept` for one registered object."""
     if isinstance(value, nn.Module):
         return KeptModule(name, value)
     if isinstance(value, Optimizer):
@@ -402,7 +404,7 @@ def _refill(old: Any, new: Any) -> Any:
 
 
 def _cloned(tree: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
-    """The same containers with tensors of their own: what is loaded must never alias shared memory.
+    """The same containers with tensors of their own: loaded objects must never alias shared memory.
 
     One tensor in several places stays one tensor.
     """
@@ -419,7 +421,7 @@ def _cloned(tree: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
 
 
 def _as_saved(loaded: Any, saved: Any) -> Any:
-    """What was loaded, with every tensor of another type than saved replaced by the saved one."""
+    """The loaded tree, with every tensor of another type than saved replaced by the saved one."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         same = loaded.dtype == saved.dtype and type(loaded) is type(saved)
         return loaded if same else saved.to(loaded.device)
@@ -431,7 +433,7 @@ def _as_saved(loaded: Any, saved: Any) -> Any:
 
 
 def _same_type(name: str, saved: Any, live: Any) -> None:
-    # A module's own load would cast, and so lose bits without a word.
+    # A module's own load would cast, and so lose bits silently.
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor) and saved.dtype != live.dtype:
         raise ConfigError(
             f"{name}: the checkpoint has {saved.dtype}, here it is {live.dtype}; use the model that the run was "

@@ -1,8 +1,8 @@
-"""Proofs: that a registered object's state has the same structure, in the same memory, as when it was last walked.
+"""Proves that a registered object's state has the same structure, in the same memory, as when it was last walked.
 
-Walking thousands of tensors costs more than copying them. A proof looks at what the walk's result follows from, in
-bulk: which tensors stand under which names, and where and how each lies in memory. What a proof does not understand
-(code of the user's own that makes a state, hooks, unusual values) it does not prove, and it is walked.
+Walking thousands of tensors costs more than copying them. A proof looks, in bulk, at the facts from which the walk's
+result follows: which tensors stand under which names, and where and how each lies in memory. An object that a proof
+does not understand (code of the user's own that makes a state, hooks, unusual values) is not proven, and is walked.
 
 Proofs hold objects weakly and tensors' addresses as numbers, so that no memory lives longer because of them.
 """
@@ -31,16 +31,16 @@ _OPTIMIZER_STATE_DICT = Optimizer.state_dict
 _Base = torch._C.TensorBase
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 _FSDP_HOOKS = "torch.distributed.fsdp._fully_shard"
-"""FSDP2's hooks put its sharded parameters back into a module: where those stand already, they do nothing."""
+"""FSDP2's hooks put its sharded parameters back into a module; they do nothing if those are in place already."""
 
 
 class Proof(Protocol):
-    """Of one registered object's state."""
+    """A proof of one registered object's state."""
 
     def tensors(self) -> list[torch.Tensor] | None:
-        """The tensors that a walk would meet, in its order, as they are now, of sharded ones this rank's own.
+        """The tensors that a walk would meet, in its order, as they are now; of sharded tensors this rank's own parts.
 
-        None if it is not proven that a walk would find nothing else than it found.
+        None if it is not proven that a walk would find just what the last one found.
         """
 
     def values(self) -> list[Any] | None:
@@ -48,7 +48,7 @@ class Proof(Protocol):
 
 
 class _Sameness:
-    """Whether objects are the same ones as before, and the tensors among them lie as before."""
+    """Checks that objects are the same ones as before, and that the tensors among them lie as before."""
 
     def __init__(self, things: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         self._ids = [id(thing) for thing in things]
@@ -59,7 +59,7 @@ class _Sameness:
         self._references = [_weak(thing, self._end) for thing in things]
 
     def find(self, things: Iterable[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """What this rank has of the tensors, if so."""
+        """This rank's parts of the tensors, if all is as before; else None."""
         if not self._alive or self._lie is None or list(map(id, things)) != self._ids:
             return None
         if self._specs and list(map(id, _specs(tensors))) != list(map(id, self._specs)):
@@ -72,7 +72,7 @@ class _Sameness:
 
 
 class ModuleProof:
-    """Of a module whose state is made by torch's own code."""
+    """The proof of a module whose state is made by torch's own code."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -91,7 +91,7 @@ class ModuleProof:
 
 
 class OptimizerProof:
-    """Of an optimizer whose state is made by torch's own code, and is tensors and numbers by parameter."""
+    """The proof of an optimizer whose state is made by torch's own code: tensors and numbers by parameter."""
 
     def __init__(self, optimizer: Optimizer, names: Sequence[Sequence[str]], path: str) -> None:
         self._optimizer = optimizer
@@ -148,7 +148,7 @@ class OptimizerProof:
 
 
 class TensorProof:
-    """Of one tensor."""
+    """The proof of one tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -162,12 +162,12 @@ class TensorProof:
 
 
 class ProofOfAll:
-    """Of several objects, one after the other."""
+    """The proof of several objects, one after the other."""
 
     def __init__(self, proofs: Sequence[Proof], still: Callable[[], bool]) -> None:
         self._proofs = proofs
         self._still = still
-        """They are the same objects, under the same names."""
+        """True as long as they are the same objects, under the same names."""
 
     def tensors(self) -> list[torch.Tensor] | None:
         if not self._still():
@@ -185,16 +185,16 @@ class _Survey:
 
     def __init__(self) -> None:
         self.names: list[Any] = []
-        """And lengths."""
+        """Names and lengths."""
         self.things: list[Any] = []
         """Objects that must be the same."""
         self.rare: list[Any] = []
-        """What most modules have none of."""
+        """For each module with buffers, the names of those that its state dict leaves out."""
         self.tensors: list[torch.Tensor] = []
-        """Those that are kept."""
+        """The tensors of the state dict."""
         self.classes: set[type] = set()
         self.odd = False
-        """A module has code of its own for its state."""
+        """True if a module has code of its own for its state."""
 
     def is_understood(self) -> bool:
         """True if every state dict in it is made by torch's code alone."""
@@ -245,7 +245,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _are_usual(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if how they lie in memory is all there is to know of them."""
+    """True if nothing but their layout in memory matters."""
     kinds = all(type(tensor) in _TENSORS and type(local_of(tensor)) in _TENSORS for tensor in tensors)
     return kinds and not any(tensor.is_complex() for tensor in tensors)
 
@@ -260,7 +260,7 @@ def _specs(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _lie(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """How each tensor lies in memory: a walk tells ties by it."""
+    """How each tensor lies in memory: a walk finds ties by it."""
     addresses = list(map(_Base.data_ptr, tensors))
     if 0 in addresses:
         # An empty tensor's memory may be there all the same.

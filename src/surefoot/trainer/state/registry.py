@@ -1,4 +1,4 @@
-"""The registry: what the user named, as one tree of state out and one back in, and where its loaders stand."""
+"""The registry: gets the state of all registered objects out and back in, and knows the positions of the loaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from surefoot.trainer.state.tensors import digest
 
 
 class Registry:
-    """Everything that is kept of one trainer."""
+    """All objects of one trainer that are checkpointed."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Registry:
         self._habits_checked = False
         self._shortcut = Shortcut()
         self._names: dict[int, str] | None = None
-        """Of parameters, by identity; only while one flattening or loading lasts, and empty until asked for."""
+        """Names of parameters, by identity. None unless a flattening or loading runs; filled when first needed."""
         self.sharded = False
-        """Something that was registered is a block of a sharded tensor."""
+        """True if a registered tensor is a block of a sharded one."""
         self.frozen = Frozen(warn, tell)
         self._resting = Resting()
 
     def register(self) -> None:
-        """Take in what the user named.
+        """Take in the objects that the user named.
 
         Raises:
-            UnsupportedStateError: something in it cannot be kept; refused now, by path, and not hours later.
+            UnsupportedStateError: a value in them cannot be checkpointed; refused now, by path, and not hours later.
         """
         for name, value in self._objects.items():
             shield(value)
@@ -108,10 +108,10 @@ class Registry:
         return list({id(optimizer): optimizer for optimizer in found}.values())
 
     def fit(self, plan: Plan, of_rank: int, world_size: int) -> Fit:
-        """What of a checkpoint goes where.
+        """Decide which parts of a checkpoint go where.
 
         Raises:
-            ConfigError: something here needs what the checkpoint does not have; the message names its path.
+            ConfigError: an object here needs a part that the checkpoint does not have; the message names its path.
         """
         with self._one_naming():
             return fit({name: kept.outline() for name, kept in self._kept.items()}, plan, of_rank, world_size)
@@ -134,7 +134,7 @@ class Registry:
     def load_state(
         self, found: Fit, values: list[Any], images: Mapping[int, MappedImage]
     ) -> tuple[list[str], list[str]]:
-        """Put the objects back; returns names that are only here, and names that are only in the checkpoint."""
+        """Load the objects; returns names that only the script has, and names that only the checkpoint has."""
         if found.warning is not None:
             self._warn(found.warning)
         with self._one_naming():
@@ -150,7 +150,7 @@ class Registry:
         return self._new_position(name, loader)
 
     def positions(self) -> dict[str, Any]:
-        """Where the loaders stand, encoded; of those not asked for yet, where they stood in the checkpoint."""
+        """The loaders' positions, encoded; for loaders not used yet, their positions in the checkpoint."""
         return self._resumed_positions | {name: position.state() for name, position in self._positions.items()}
 
     def epoch(self) -> int | None:
@@ -159,7 +159,7 @@ class Registry:
         return next((epoch for epoch in epochs if epoch is not None), None)
 
     def check_habits(self) -> None:
-        """Say once, at the first step, what looks kept and is not."""
+        """Warn once, at the first step, of state that seems to be checkpointed and is not."""
         if self._habits_checked:
             return
         self._habits_checked = True
@@ -167,13 +167,13 @@ class Registry:
             if name not in self._positions:
                 self._warn(
                     f"{name} is registered, but this step's batch did not come from run.batches({name}, …): "
-                    "its position is not kept while it is iterated otherwise"
+                    "its position is not checkpointed while it is iterated otherwise"
                 )
         for name in set(self._state) - self._state_names:
-            self._warn(f"run.state[{name!r}] was added after the run was opened: it is not kept")
+            self._warn(f"run.state[{name!r}] was added after the run was opened: it is not checkpointed")
 
     def _keep_own_position(self, name: str, loader: Any) -> None:
-        # A loader that knows its place itself is kept even if the script iterates it without run.batches.
+        # The position of a loader that knows it itself is saved even if the script iterates it without run.batches.
         if owner_of(loader) is not None:
             self._new_position(name, loader).iterated_outside()
 
@@ -190,7 +190,7 @@ class Registry:
 
     @contextmanager
     def _one_naming(self) -> Iterator[None]:
-        """Parameters are named once in it, when an optimizer first asks: all modules were seen to before."""
+        """Within it, parameters are named once, when an optimizer first asks: all modules were handled before."""
         self._names = {}
         try:
             yield

@@ -1,4 +1,4 @@
-"""The report: what one rank has, as the agent hears of it to make the plan."""
+"""Makes the report: one rank's leaves and structure, which the agent needs to make the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report_of(flat: Flat, *, several: bool, digest: _Digest = _digest) -> Report
 
     Args:
         flat: its state.
-        several: there are other ranks, so what they are said to have too must be shown to be the same.
+        several: there are other ranks, so digests must show that tensors which all are to have are the same.
         digest: hash of a tensor's bytes.
     """
     return Report(tuple(_leaf(named, digest if several else None) for named in flat.tensors), flat.structure)

@@ -1,6 +1,6 @@
-"""Random number generators: kept unasked, each rank its own, restored last.
+"""Captures and restores random number generators: without being asked, each rank's own, and last of all.
 
-Invariant: nothing here draws, save `diverge`; and nothing initialises CUDA in a process that does not use it.
+Invariant: nothing here draws, except `diverge`; and nothing initialises CUDA in a process that does not use it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def restore(encoded: Any) -> None:
     torch.set_rng_state(_tensor(state["torch"]))
     saved = state.get("cuda", [])
     if saved and torch.cuda.is_available():
-        # Else the states would be queued until CUDA is initialised, and a torch.manual_seed() of before, which is
+        # Else the states would be queued until CUDA is initialised, and an earlier torch.manual_seed(), which is
         # queued too, would come after them.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         for device, one in zip(_devices(), saved, strict=False):
@@ -51,7 +51,7 @@ def restore(encoded: Any) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """The global generators stand afterwards where they stood before, whatever is drawn inside."""
+    """After it, the global generators stand where they stood before, even if code inside draws."""
     now = capture()
     try:
         yield
@@ -77,7 +77,7 @@ def capture_own(generator: Any) -> Any:
 
 
 def restore_own(generator: Any, encoded: Any) -> None:
-    """Put such a state back into the very generator, which others hold, too."""
+    """Put such a state back into this same generator object, which other objects hold too."""
     state = decode(encoded, extras=EXTRAS)
     if isinstance(generator, torch.Generator):
         generator.set_state(_tensor(state))
@@ -91,7 +91,8 @@ def continue_as(live: Any, saved: Any) -> None:
     """Take a NumPy generator of either make to the point where another one stands.
 
     Raises:
-        UnsupportedStateError: they are of different kinds, or the one has spawned children that the other cannot.
+        UnsupportedStateError: they are of different kinds, or the saved one has spawned children that the live one
+            cannot spawn.
     """
     if isinstance(live, np.random.RandomState):
         live.set_state(saved.get_state())
@@ -110,7 +111,7 @@ def _take_over(live: np.random.BitGenerator, saved: np.random.BitGenerator) -> N
 
 
 def _spawn_as(live: Any, saved: Any) -> None:
-    """Go on spawning where the saved one stopped; the number of its children can be raised, but not set."""
+    """Go on spawning where the saved generator stopped. The number of children can be raised, but not set."""
     spawned = getattr(saved, "n_children_spawned", 0)
     if not spawned:
         return

@@ -1,7 +1,7 @@
-"""Sharded tensors: which block of the whole a rank has.
+"""Finds the block of a sharded tensor that a rank has.
 
-A DTensor is kept as the block that its local tensor is of the whole, so nothing is gathered and nothing is sent.
-Loading goes by the blocks that the live tensors have now: whose image holds such a block does not matter.
+A DTensor is saved as the block that its local tensor is of the whole, so nothing is gathered and nothing is sent.
+Loading goes by the blocks that the live tensors have now: it does not matter which rank's image holds such a block.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Place:
     offset: tuple[int, ...]
     whole: tuple[int, ...]
     shared: bool
-    """Other ranks have the same block."""
+    """True if other ranks have the same block."""
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this rank itself has of a tensor, aliasing it."""
+    """This rank's own part of a tensor, aliasing it."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -37,13 +37,13 @@ def place_of(tensor: DTensor, path: str) -> Place:
     """Where the local tensor lies in the whole.
 
     Raises:
-        UnsupportedStateError: it is not one block of it; the message names the path.
+        UnsupportedStateError: the local tensor is not one block of the whole; the message names the path.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     for placement in placements:
         if not isinstance(placement, Shard | _StridedShard | Replicate):
             raise UnsupportedStateError(
-                f"{path}: a DTensor placed {placement} is a sum not yet made; redistribute it before it is kept"
+                f"{path}: a DTensor placed {placement} is a sum not yet made; redistribute it before it is checkpointed"
             )
     coordinate = mesh.get_coordinate()
     whole = tuple(tensor.shape)
@@ -53,7 +53,7 @@ def place_of(tensor: DTensor, path: str) -> Place:
     local = tuple(tensor._local_tensor.shape)
     if block is None or (block[0] != local and prod(local) + prod(block[0])):
         raise UnsupportedStateError(
-            f"{path}: sharded as {list(placements)} over a mesh of {list(mesh.shape)}, this rank's part is no single "
+            f"{path}: sharded as {list(placements)} over a mesh of {list(mesh.shape)}, this rank's part is not one "
             "block of the whole; shard it evenly"
         )
     return Place(block[1], whole, block[2])
@@ -63,12 +63,12 @@ def place_of(tensor: DTensor, path: str) -> Place:
 def _block(
     whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], bool] | None:
-    """Shape, offset, and whether other ranks have the same; None if it is no block."""
+    """Shape, offset, and whether other ranks have the same block; None if it is not a block."""
     if any(isinstance(one, _StridedShard) for one in placements) and not _is_block(whole, mesh, coordinate, placements):
         return None
     shape, offset = _compute_local_shape_and_global_offset(whole, mesh, list(coordinate), placements)
     shared = any(isinstance(one, Replicate) and size > 1 for one, size in zip(placements, mesh, strict=True))
-    # Every empty block is at the same place, so that it is told from no other.
+    # Every empty block gets the same place, so that all of them count as the same block.
     return tuple(shape), tuple(offset) if prod(shape) else (0,) * len(whole), shared
 
 

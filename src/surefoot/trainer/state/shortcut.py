@@ -1,8 +1,7 @@
-"""The shortcut: flattening that walks only what may have changed since the last time.
+"""Flattens the state, but walks only the objects that may have changed since the last time.
 
-Its result is that of a full walk: what is taken over is proven (see `surefoot.trainer.state.proofs`), and a tree is
-taken over only if all that was walked before it came to the same as the last time, because names and ties depend on
-that.
+Its result is that of a full walk: every tree that is taken over is proven (see `surefoot.trainer.state.proofs`), and is
+taken over only if all trees before it had the same result as the last time, because names and ties depend on them.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from surefoot.trainer.state.proofs import Proof
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What is equal on all ranks by construction."""
+    """The tensors that are equal on all ranks by construction."""
 
     addresses: frozenset[int]
     names: Sequence[str]
-    """Of objects."""
+    """Names of objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What one tree came to the last time."""
+    """The last result of one tree."""
 
     segment: Segment
     proof: Proof | None
@@ -58,7 +57,7 @@ class Shortcut:
             naming: names of parameters, by identity; asked if a module has to be walked.
 
         Raises:
-            UnsupportedStateError: something cannot be kept; the message names its path.
+            UnsupportedStateError: a value cannot be checkpointed; the message names its path.
         """
         past, self._past = self._past, {}
         one_pass = _Pass(past if list(kept) == self._order else {}, replicated, naming, self._naming)
@@ -87,7 +86,7 @@ class _Pass:
         self.named = named
         """Names of parameters, by identity, as they were when a module was last walked."""
         self.is_same = bool(past)
-        """Structure, names and kinds are those of the last time."""
+        """True as long as structure, names and kinds are those of the last time."""
         self.walked: list[str] = []
         self._past = past
         self._replicated = replicated
@@ -95,7 +94,7 @@ class _Pass:
         self._ready = False
         self._walked_module = False
         self._intact = bool(past)
-        """What was taken so far came to the same as the last time, down to where each tensor lies."""
+        """True as long as the results so far are those of the last time, including each tensor's place in memory."""
 
     def take(self, name: str, one: Kept) -> None:
         past = self._past.get(name)

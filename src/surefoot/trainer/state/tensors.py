@@ -1,4 +1,4 @@
-"""Tensors over shared memory: views of an image's bytes, and copies into them."""
+"""Makes tensors over shared memory: views of an image's bytes, and copies into them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
             if other is None:
                 destination.copy_(source)
             else:
-                # A view of the same element size exists whatever the strides: what is written goes where it should.
+                # A view of the same element size exists for any strides, so the bytes go to the right places.
                 destination.view(other).copy_(source.resolve_conj().view(other))
 
 

@@ -1,7 +1,7 @@
-"""Wrapped tensors: of a class of somebody's own that says how it is made of inner tensors.
+"""Handles wrapped tensors: those of a custom class that describes how it is made of inner tensors.
 
 `__tensor_flatten__` names a tensor's inner tensors and gives a context, `__tensor_unflatten__` makes it of both (the
-protocol is described in `torch.utils._python_dispatch`). The inner tensors are kept like any others, the context as a
+protocol is described in `torch.utils._python_dispatch`). The inner tensors are saved like any others, the context as a
 typed value. Nothing is unpickled: the class is the live tensor's own, or one found by name among imported modules.
 """
 
@@ -29,15 +29,15 @@ class Wrapped:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     inner: Mapping[str, Any]
-    """By attribute: tensors, read-only, or what stands for them."""
+    """By attribute: read-only tensors, or the objects that stand for them."""
     context: Any
     """Encoded."""
 
     def check(self, live: Any, path: str) -> None:
-        """Refuse a live tensor that is made otherwise.
+        """Refuse a live tensor that is made in another way.
 
         Raises:
-            ConfigError: it is not of this class, shape, parts or context.
+            ConfigError: its class, shape, parts or context differ.
         """
         cls = type(live)
         if (cls.__module__, cls.__qualname__) != (self.module, self.qualname):
@@ -71,7 +71,7 @@ class Wrapped:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """True if its class says how it is made of inner tensors."""
+    """True if its class describes how it is made of inner tensors."""
     return is_traceable_wrapper_subclass(tensor)
 
 
