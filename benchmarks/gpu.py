@@ -83,14 +83,14 @@ def _compare(run: Any, truth: dict[int, dict[str, torch.Tensor]], compared: set[
     stager = run._session._boundary._stager
     torn: list[str] = []
     for sealed in stager.segment.all_sealed() if stager is not None else []:
-        known = truth.get(sealed.at.step)
-        if known is None or sealed.at.step in compared:
+        known = truth.get(sealed.at.boundary)
+        if known is None or sealed.at.boundary in compared:
             continue
         views = zip(stager.names, stager._views[sealed.slot], strict=True)
         wrong = [name for name, view in views if name in known and not torch.equal(view, known[name].cpu())]
         if stager.segment.seq(sealed.slot) == sealed.seq:
-            compared.add(sealed.at.step)
-            torn += [f"step {sealed.at.step}: {name}" for name in wrong]
+            compared.add(sealed.at.boundary)
+            torn += [f"step {sealed.at.boundary}: {name}" for name in wrong]
     return torn
 
 

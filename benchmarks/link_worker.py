@@ -87,7 +87,7 @@ class Commits:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_EVERY_S):
-            self.seen.setdefault(self._board.node(NodeWord.COMMITTED) - 1, boot_s())
+            self.seen.setdefault(self._board.node(NodeWord.COMMITTED_STEP) - 1, boot_s())
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.documents import compact
-from surefoot.core.layout import ShardId, StepId, ack_key, parse_ack, parse_commit, parse_shard, shard_key
+from surefoot.core.layout import BoundaryId, ShardId, ack_key, parse_ack, parse_commit, parse_shard, shard_key
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Parent, Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
@@ -156,7 +156,7 @@ def _divisor(ranks: int) -> int:
 
 def _commits(ranks: int, take: Take) -> None:
     generations = _history_of_generations()
-    newest = StepId(_HISTORY, _GENERATIONS)
+    newest = BoundaryId(_HISTORY, _GENERATIONS)
     acks = [_ack(newest, rank, ranks) for rank in range(ranks)]
     take("commit decision", ranks, 0, lambda: complete_set(acks, newest))
     manifest: Manifest = take("manifest", ranks, 0, lambda: make_manifest(acks, generations[_GENERATIONS], 1.0))
@@ -171,7 +171,7 @@ def _commits(ranks: int, take: Take) -> None:
     take("recovery choice", ranks, 0, lambda: decide(facts))
     manifests = [_manifest(step, ranks) for step in range(1, _HISTORY + 1)]
     ats = [m.at for m in manifests]
-    steps = [StepId(step, 1 + step % _GENERATIONS) for step in range(2 * _HISTORY)]
+    steps = [BoundaryId(step, 1 + step % _GENERATIONS) for step in range(2 * _HISTORY)]
     take("retention", ranks, 0, lambda: to_retire(manifests, chain, generations, ats))
     take("abandoned steps", ranks, 0, lambda: [*abandoned_steps(steps, ats, chain, _GENERATIONS, ats[-1]), None])
 
@@ -183,20 +183,20 @@ def _history_of_generations() -> dict[int, Generation]:
     return {n: Generation(n, "launch", parents.get(n), 8, "node", 1.0) for n in range(1, _GENERATIONS + 1)}
 
 
-def _ack(at: StepId, rank: int, ranks: int) -> Shard:
-    record = {"step": at.step, "world_size": ranks, "trigger": "periodic", "tag": None, "metrics": {}, "values": [1, 2]}
+def _ack(at: BoundaryId, rank: int, ranks: int) -> Shard:
+    record = {**at.to_json(), "world_size": ranks, "trigger": "periodic", "tag": None, "metrics": {}, "values": [1, 2]}
     return Shard(ShardId(at, rank, f"{rank:08x}"), _PLAN_HASH, 4096, f"{rank:032x}", record)
 
 
 def _manifest(step: int, ranks: int) -> Manifest:
-    at = StepId(step, -(-step * _GENERATIONS // _HISTORY))
+    at = BoundaryId(step, -(-step * _GENERATIONS // _HISTORY))
     shards = tuple(_ack(at, rank, ranks) for rank in range(ranks if step >= _HISTORY - 1 else 1))
     return Manifest(at, _PLAN_HASH, len(shards), "periodic", None, {}, "launch", None, 1.0, shards)
 
 
 def _held(step: int, ranks: int) -> list[Copy]:
     """Every image in the memory of two nodes, eight ranks a node."""
-    at = StepId(step, _GENERATIONS)
+    at = BoundaryId(step, _GENERATIONS)
     nodes = max(1, ranks // 8)
     return [
         Copy(at, _PLAN_HASH, ranks, rank, f"{rank:032x}", 4096, f"node{(rank // 8 + beside) % nodes}")
@@ -225,7 +225,7 @@ def _facts(generations: dict[int, Generation], held: Sequence[Copy], manifests: 
 def _listing(ranks: int) -> list[str]:
     """What a store lists of a run: commits, and of the newest steps every shard and acknowledgement."""
     shards = [
-        ShardId(StepId(step, _GENERATIONS), rank, f"{rank:08x}")
+        ShardId(BoundaryId(step, _GENERATIONS), rank, f"{rank:08x}")
         for step in range(_HISTORY, _HISTORY + _KEPT_STEPS)
         for rank in range(ranks)
     ]
@@ -236,7 +236,7 @@ def _listing(ranks: int) -> list[str]:
 def _candidates(keys: Sequence[str], generations: dict[int, Generation]) -> list[Source]:
     """From keys to the sources that count, best first."""
     chain = cuts(generations)
-    pieces: dict[StepId, int] = {}
+    pieces: dict[BoundaryId, int] = {}
     for key in keys:
         piece = parse_shard(key) or parse_ack(key)
         if piece is not None:

@@ -14,7 +14,7 @@ import resource
 import sys
 from pathlib import Path
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.errors import SurefootError
 from surefoot.ipc.segment import Segment, create_segment, open_segment_file
@@ -56,7 +56,7 @@ def put(segment: Segment, slot: int, step: int) -> int:
     """A whole staging of `step`."""
     segment.begin(slot)
     fill(segment, slot, step)
-    return segment.seal(slot, StepId(step, 1), record_of(step), durable=step % 2 == 0, staged_ns=step * 1000)
+    return segment.seal(slot, BoundaryId(step, 1), record_of(step), durable=step % 2 == 0, staged_ns=step * 1000)
 
 
 def _wait(answer: dict[str, object]) -> None:
@@ -98,7 +98,7 @@ def _die(directory: str, where: str) -> None:
     if where != "begin":
         fill(segment, 1, 2)
     if where == "seal":
-        segment.seal(1, StepId(2, 1), record_of(2), durable=True, staged_ns=2000)
+        segment.seal(1, BoundaryId(2, 1), record_of(2), durable=True, staged_ns=2000)
     _wait({"path": str(segment.path)})
 
 
@@ -111,10 +111,10 @@ def _cycle(path: str, care: str) -> None:
         segment.begin(slot)
         if care == "careless":
             # A writer that closes the slot before it is filled: what the reader's check must catch.
-            segment.seal(slot, StepId(step, 1), record_of(step), durable=False, staged_ns=step)
+            segment.seal(slot, BoundaryId(step, 1), record_of(step), durable=False, staged_ns=step)
         images[slot][:] = bytes([step % 251]) * len(images[slot])
         if care == "careful":
-            segment.seal(slot, StepId(step, 1), record_of(step), durable=False, staged_ns=step)
+            segment.seal(slot, BoundaryId(step, 1), record_of(step), durable=False, staged_ns=step)
 
 
 if __name__ == "__main__":

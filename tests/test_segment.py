@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from segment_actor import IMAGE_DATA_BYTES, RUN, fill, make, plan_of, put, record_of
 from surefoot.core.documents import digest
 from surefoot.core.image import PAGE_BYTES
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import CorruptError, ResourceError, UsageError
 from surefoot.ipc.segment import Geometry, Segment, open_segment, open_segment_file
 
@@ -74,7 +74,7 @@ def test_a_segment_is_adopted_as_it_was_made(tmp_path: Path) -> None:
         assert bytes(found.image(slot)[: len(image.header)]) == image.header
         assert len(found.image(slot)) == image.size_bytes
     (sealed,) = found.all_sealed()
-    assert (sealed.slot, sealed.seq, sealed.at, sealed.durable) == (2, 2, StepId(7, 1), False)
+    assert (sealed.slot, sealed.seq, sealed.at, sealed.durable) == (2, 2, BoundaryId(7, 1), False)
     assert (sealed.staged_ns, sealed.image_hash) == (7000, None)
     assert found.record(sealed) == record_of(7)
     assert _tensor_bytes(found, 2) == bytes([7]) * IMAGE_DATA_BYTES
@@ -315,10 +315,10 @@ def test_a_slot_goes_from_free_to_hashed_and_round_again(tmp_path: Path) -> None
     assert segment.sealed(0) is None
     fill(segment, 0, 3)
     assert segment.sealed(0) is None
-    seq = segment.seal(0, StepId(3, 2), record_of(3), durable=True, staged_ns=9)
+    seq = segment.seal(0, BoundaryId(3, 2), record_of(3), durable=True, staged_ns=9)
     sealed = segment.sealed(0)
     assert sealed is not None
-    assert (sealed.seq, sealed.at, sealed.durable, sealed.image_hash) == (seq, StepId(3, 2), True, None)
+    assert (sealed.seq, sealed.at, sealed.durable, sealed.image_hash) == (seq, BoundaryId(3, 2), True, None)
     segment.set_hash(sealed, _hash(segment, 0))
     hashed = segment.sealed(0)
     assert hashed is not None
@@ -406,23 +406,23 @@ def test_giving_up_a_slot_never_touches_what_was_filled_meanwhile(
     segment.void(0, old.seq)
     new = segment.sealed(0)
     assert new is not None
-    assert (new.seq, new.at.step) == (4, 2)
+    assert (new.seq, new.at.boundary) == (4, 2)
     assert put(segment, 0, 3) == 6
     segment.begin(0)
     segment.void(0)
-    assert segment.seal(0, StepId(4, 1), record_of(4), durable=False, staged_ns=0) == 8
-    assert [sealed.at.step for sealed in segment.all_sealed()] == [4]
+    assert segment.seal(0, BoundaryId(4, 1), record_of(4), durable=False, staged_ns=0) == 8
+    assert [sealed.at.boundary for sealed in segment.all_sealed()] == [4]
 
 
 def test_sealing_what_was_not_opened_is_an_error(tmp_path: Path) -> None:
     """A slot that is free or sealed already cannot be sealed: its number would say "filling" for ever."""
     segment = make(tmp_path, size_bytes=10)
     with pytest.raises(UsageError, match="slot 0 of rank 0 is sealed without being filled"):
-        segment.seal(0, StepId(1, 1), b"{}", durable=False, staged_ns=0)
+        segment.seal(0, BoundaryId(1, 1), b"{}", durable=False, staged_ns=0)
     put(segment, 0, 1)
     with pytest.raises(UsageError, match="call begin first"):
-        segment.seal(0, StepId(2, 1), b"{}", durable=False, staged_ns=0)
-    assert [sealed.at for sealed in segment.all_sealed()] == [StepId(1, 1)]
+        segment.seal(0, BoundaryId(2, 1), b"{}", durable=False, staged_ns=0)
+    assert [sealed.at for sealed in segment.all_sealed()] == [BoundaryId(1, 1)]
 
 
 def test_a_record_that_has_outgrown_its_place_is_refused_with_the_sizes(tmp_path: Path) -> None:
@@ -435,10 +435,10 @@ def test_a_record_that_has_outgrown_its_place_is_refused_with_the_sizes(tmp_path
         fill(segment, 0, 2)
         before = bytes(segment.image(0))
         with pytest.raises(ResourceError, match=f"the record has {length} bytes, and there is room for {capacity}"):
-            segment.seal(0, StepId(2, 1), b"x" * length, durable=False, staged_ns=0)
+            segment.seal(0, BoundaryId(2, 1), b"x" * length, durable=False, staged_ns=0)
         assert bytes(segment.image(0)) == before
         assert segment.sealed(0) is None
-    segment.seal(0, StepId(2, 1), b"x" * capacity, durable=False, staged_ns=0)
+    segment.seal(0, BoundaryId(2, 1), b"x" * capacity, durable=False, staged_ns=0)
     sealed = segment.sealed(0)
     assert sealed is not None
     assert segment.record(sealed) == b"x" * capacity
@@ -480,7 +480,7 @@ def test_a_description_that_changed_while_it_was_read_is_none(tmp_path: Path, mo
     assert segment.sealed(0) is None
     found = segment.sealed(0)
     assert found is not None
-    assert (found.seq, found.at.step) == (4, 2)
+    assert (found.seq, found.at.boundary) == (4, 2)
 
 
 def test_images_of_two_slots_and_their_records_do_not_touch(tmp_path: Path) -> None:
@@ -506,12 +506,12 @@ def test_the_death_of_the_writer_leaves_it_adoptable(tmp_path: Path, where: str,
         process.kill()
         process.wait()
         found = open_segment_file(path)
-        assert sorted(sealed.at.step for sealed in found.all_sealed()) == held
+        assert sorted(sealed.at.boundary for sealed in found.all_sealed()) == held
         for sealed in found.all_sealed():
-            assert found.record(sealed) == record_of(sealed.at.step)
-            assert _tensor_bytes(found, sealed.slot) == bytes([sealed.at.step]) * IMAGE_DATA_BYTES
+            assert found.record(sealed) == record_of(sealed.at.boundary)
+            assert _tensor_bytes(found, sealed.slot) == bytes([sealed.at.boundary]) * IMAGE_DATA_BYTES
         assert put(found, 1, 3) > 0
-        assert 3 in [sealed.at.step for sealed in found.all_sealed()]
+        assert 3 in [sealed.at.boundary for sealed in found.all_sealed()]
 
 
 class _Torn(Exception):  # noqa: N818 - what the check below looks for
@@ -535,7 +535,7 @@ def _read_once(segment: Segment, slot: int) -> bool:
     image_hash = _hash(segment, slot)
     if segment.seq(slot) != sealed.seq:
         return False
-    step = sealed.at.step
+    step = sealed.at.boundary
     if record != record_of(step) or image != bytes([step % 251]) * len(image):
         raise _Torn(f"step {step}: record {record!r}, image bytes {set(image)}")
     if sealed.image_hash not in (None, image_hash):

@@ -81,6 +81,10 @@ class CorruptError(SurefootError):
     """Bytes that do not match their hash, or a document that breaks the format."""
 
 
+class FormatError(CorruptError):
+    """A document of another format version."""
+
+
 class SupersededError(SurefootError):
     """A newer generation of another launch owns the run: this one must stop writing and training."""
 

@@ -1,7 +1,8 @@
 """Makes and describes events, schema v1: one JSON object per line. The log that a person reads is made from them.
 
 Every event has `v` (1), `t` (seconds since the epoch), `event`, `run`, `launch`, `node`, `generation` (0 before
-there is one). The fields beside these, by event:
+there is one). `step` is the number of optimizer steps finished; `boundary` stands beside it where the two differ, and a
+step that is not known is null. The fields beside these, by event:
 
     agent_started      adopted: number of segments taken over; restart: bool
     generation         parent: step or null, world_size, workers
@@ -46,6 +47,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from surefoot.core.layout import BoundaryId
 from surefoot.core.presence import spans
 
 SCHEMA_VERSION = 1
@@ -90,6 +92,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def _at(event: Event) -> str:
+    boundary = event["boundary"] if "boundary" in event else event["step"]
+    return BoundaryId(boundary, event["generation"], event["step"]).label
+
+
 def _resumed(event: Event) -> str:
     if event["from_step"] is None:
         return "nothing to resume: starting at step 0"
@@ -102,7 +109,7 @@ def _resumed(event: Event) -> str:
 def _committed(event: Event) -> str:
     tag = f", tag {event['tag']}" if event.get("tag") else ""
     return (
-        f"committed step {event['step']} on {event['tier']}: {human_bytes(event['bytes'])} "
+        f"committed {_at(event)} on {event['tier']}: {human_bytes(event['bytes'])} "
         f"in {event['seconds']:.1f} s ({event['trigger']}{tag})"
     )
 
@@ -120,7 +127,7 @@ def _notice(event: Event) -> str:
 
 def _unfit(event: Event) -> str:
     cause = (
-        f"step {event['step']} does not fit into the {event['left_s']:.1f} s that are left: its upload from here needs "
+        f"{_at(event)} does not fit into the {event['left_s']:.1f} s that are left: its upload from here needs "
         f"{event['needed_s']:.1f} s"
     )
     if event["first"] is None:
@@ -130,10 +137,10 @@ def _unfit(event: Event) -> str:
 
 def _evicted(event: Event) -> str:
     if event["safe"]:
-        return f"evicted: step {event['step']} is safe; start the run again to go on"
+        return f"evicted: {_at(event)} is safe; start the run again to go on"
     older = event.get("committed")
     newest = "an older checkpoint will be used" if older is None else f"the newest known to be durable is step {older}"
-    return f"evicted: step {event['step']} could NOT be made safe: {event.get('why', 'no time was left')}; {newest}"
+    return f"evicted: {_at(event)} could NOT be made safe: {event.get('why', 'no time was left')}; {newest}"
 
 
 def _tier_silent(event: Event) -> str:
@@ -147,7 +154,7 @@ def _save_waits(event: Event) -> str:
     who = [f"rank(s) {spans(ranks)} of node {node}" for node, ranks in event["missing"].items()]
     who += [f"node {node}, which does not answer" for node in event["silent"]]
     return (
-        f"rank(s) {spans(event['ranks'])} have waited {event['seconds']:.0f} s to save step {event['step']} for "
+        f"rank(s) {spans(event['ranks'])} have waited {event['seconds']:.0f} s to save {_at(event)} for "
         f"{'; '.join(who)}: slow there, or without the save() or last step that all ranks must have at one step"
     )
 
@@ -164,11 +171,11 @@ def _quarantined(event: Event) -> str:
 
 
 def _save_failed(event: Event) -> str:
-    return f"saving step {event['step']} on {event['tier']} failed (attempt {event['attempt']}): {event['why']}"
+    return f"saving {_at(event)} on {event['tier']} failed (attempt {event['attempt']}): {event['why']}"
 
 
 def _durable_age(event: Event) -> str:
-    where = f"step {event['step']} on {event['tier']}" if event["step"] is not None else "none yet"
+    where = f"{_at(event)} on {event['tier']}" if event["step"] is not None else "none yet"
     return f"the newest durable checkpoint ({where}) is {event['age_s']:.0f} s old"
 
 
@@ -178,7 +185,7 @@ def _generation(event: Event) -> str:
 
 
 def _trainer_lost(event: Event) -> str:
-    return f"rank {event['rank']} (process {event['pid']}) died after step {event['step']}"
+    return f"rank {event['rank']} (process {event['pid']}) died after {_at(event)}"
 
 
 def _agent_started(event: Event) -> str:
@@ -189,9 +196,9 @@ def _agent_started(event: Event) -> str:
 _SENTENCES: dict[str, Callable[[Event], str]] = {
     "resumed": _resumed,
     "committed": _committed,
-    "copied": lambda e: f"copied step {e['step']} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
+    "copied": lambda e: f"copied {_at(e)} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
     "notice": _notice,
-    "late": lambda e: f"no boundary came in time: step {e['step']} is staged from where the trainers stand",
+    "late": lambda e: f"no boundary came in time: {_at(e)} is staged from where the trainers stand",
     "frozen_saving": _frozen_saving,
     "frozen_saved": lambda e: (
         f"saved frozen tensors on {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s ({e['object']})"
@@ -213,15 +220,15 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "generation": _generation,
     "trainer_lost": _trainer_lost,
     "agent_started": _agent_started,
-    "skipped": lambda e: f"step {e['step']} was not staged: {e['why']}",
+    "skipped": lambda e: f"{_at(e)} was not staged: {e['why']}",
     "stopped": lambda e: f"stopped rank(s) {e['ranks']}: {e['why']}",
     "tier_silent": _tier_silent,
     "tier_answers": lambda e: f"{e['place']} answers again, after {e['seconds']:.0f} s",
     "save_waits": _save_waits,
-    "save_goes_on": lambda e: f"all ranks have come to save step {e['step']}, after {e['seconds']:.0f} s",
+    "save_goes_on": lambda e: f"all ranks have come to save {_at(e)}, after {e['seconds']:.0f} s",
     "swept": lambda e: f"deleted {len(e['steps'])} given-up checkpoint(s), {human_bytes(e['bytes'])}",
     "superseded": lambda e: f"superseded by {e['by']}: this launch stops",
     "warning": lambda e: f"warning: {e['what']}",
-    "left": lambda e: f"{'finished' if e['finished'] else 'left'} after step {e['step']}",
+    "left": lambda e: f"{'finished' if e['finished'] else 'left'} after {_at(e)}",
 }
 _COMMON = {"v", "t", "event", "run", "launch", "node", "generation"}

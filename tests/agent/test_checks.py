@@ -51,7 +51,7 @@ class Site:
         self.board = Board.create(place / f"{name}-board", len(ranks))
         self.trainers = Trainers(self.board)
         status = Status(self.board, self.journal)
-        status.enter(Generation(1, "launch", None, world_size, name, 0.0), 0)
+        status.enter(Generation(1, "launch", None, world_size, name, 0.0), None)
         self.checks = Checks(self.membership, self.trainers, status, self.journal, self._spawn)
         self.ends: dict[int, socket.socket] = {}
         self.workers: dict[int, Trainer] = {}
@@ -72,7 +72,10 @@ class Site:
             self.board.set_rank(number, RankWord.SEALED_GENERATION, 1)
 
     async def ask(self, rank: int, *, drift: bool = False) -> None:
-        await self.checks.ask(self.workers[rank], {"op": "check", "id": rank, "step": _STEP, "drift": drift})
+        await self.checks.ask(
+            self.workers[rank],
+            {"op": "check", "id": rank, "boundary": _STEP, "generation": 1, "step": _STEP, "drift": drift},
+        )
 
     async def answer(self, rank: int) -> dict[str, Any]:
         frame = await receive_async(self.ends[rank])
@@ -202,8 +205,8 @@ def test_a_rank_that_reports_does_not_come(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with _sites(tmp_path, a=[0], b=[1, 2]) as (a, b):
-            await b.checks.reported(b.workers[1], {"step": 9, "generation": 7})
-            await b.checks.reported(b.workers[2], {"step": _STEP, "generation": 1})
+            await b.checks.reported(b.workers[1], {"boundary": 9, "generation": 7, "step": 9})
+            await b.checks.reported(b.workers[2], {"boundary": _STEP, "generation": 1, "step": _STEP})
             await a.ask(0)
             assert "and rank(s) 2 of node b went on without" in (await a.answer(0))["error"]
             assert a.told() == [_waits([0], {"b": [1, 2]})]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from surefoot.agent.memory.memory import Memory
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Leaf, Report, make_plan
 from surefoot.ipc.home import Home
 
@@ -44,15 +44,15 @@ def test_a_segment_that_has_a_name_and_is_brought_too_is_one(home: Home) -> None
         for slot, step in ((0, 7), (1, 8)):
             segment.begin(slot)
             segment.image(slot)[-1000:] = bytes([step]) * 1000
-            record = json.dumps({"step": step, "generation": 1, "rank": 0}).encode()
-            segment.seal(slot, StepId(step, 1), record, durable=False, staged_ns=step)
+            record = json.dumps({"boundary": step, "step": None, "epoch": None, "generation": 1, "rank": 0}).encode()
+            segment.seal(slot, BoundaryId(step, 1), record, durable=False, staged_ns=step)
         memory = _memory(home)
         assert memory.adopt_files() == 1
         memory.adopt_descriptor(os.dup(segment.fd))
         assert len(memory.segments) == 1
-        newest = next(one for one in await memory.whole_sets() if one.at == StepId(8, 1))
+        newest = next(one for one in await memory.whole_sets() if one.at == BoundaryId(8, 1))
         memory.void_all_but(newest.parts)
-        assert [one.at for one in await memory.whole_sets()] == [StepId(8, 1)]
+        assert [one.at for one in await memory.whole_sets()] == [BoundaryId(8, 1)]
 
     asyncio.run(story())
 

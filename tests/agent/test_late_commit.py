@@ -9,14 +9,14 @@ import pytest
 
 from surefoot.agent.save.pacer import Pacer
 from surefoot.agent.save.pipeline import Pipeline
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Generation, Parent, Shard
 from surefoot.errors import AgentError, SupersededError
 from surefoot.ipc.board import Phase
 from surefoot.records.records import Records
 from surefoot.tiers.disk import DiskTier
 
-_AT = StepId(74, 2)
+_AT = BoundaryId(74, 2)
 _MINE = Generation(2, "mine", None, 1, "node", 0.0)
 _SHARD = Shard(ShardId(_AT, 0, "0123abcd"), "p" * 32, 10, "0" * 32, {"world_size": 1, "trigger": "periodic"})
 

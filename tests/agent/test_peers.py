@@ -21,7 +21,7 @@ from surefoot.agent.nodes.peer_drives import PeerDrives, PeerDrivesPlace
 from surefoot.agent.nodes.peers import PeerPlace, Peers
 from surefoot.agent.start.reading import Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
 from surefoot.agent.start.sources import MemoryPlace, RunPlace
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.recovery import Copy, Source
@@ -40,7 +40,7 @@ DATA = bytes(number * 7 % 251 for number in range(SIZE))
 def _shard() -> Shard:
     hashing = ImageHash(BLOCK)
     hashing.update(memoryview(DATA))
-    shard = Shard(ShardId(StepId(3, 1), 0, "abcd"), PLAN.hash, SIZE, hashing.hexdigest(), {})
+    shard = Shard(ShardId(BoundaryId(3, 1), 0, "abcd"), PLAN.hash, SIZE, hashing.hexdigest(), {})
     return replace(shard, blocks=hashing.sums())
 
 
@@ -196,7 +196,7 @@ def test_an_image_that_is_gone_when_it_is_read(tmp_path: Path, home: Home, holde
                 Peers(membership, one, Replicas(home, membership, one, print))
                 for membership, one in zip(two.fleets, memories, strict=True)
             ]
-            copy = Copy(StepId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, holder)
+            copy = Copy(BoundaryId(3, 1), PLAN.hash, 1, 0, SHARD.xxh3_128, SIZE, holder)
             source = Source(copy.at, "ram", copy.plan, False, ((copy,),))
             whole = Portion(0, "image of rank 0", SIZE, SHARD.xxh3_128, None, ((0, SIZE),))
             with pytest.raises(ShardError, match=why):

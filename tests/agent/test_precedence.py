@@ -16,11 +16,11 @@ import surefoot.agent.evict.precedence as precedence_module
 from surefoot.agent.evict.precedence import goes_first
 from surefoot.agent.journal import Journal
 from surefoot.core.eviction import UploadReport
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.events import describe, make_event
 from surefoot.tiers.disk import DiskTier
 
-_NEWEST, _OLDER = StepId(9, 1), StepId(7, 1)
+_NEWEST, _OLDER = BoundaryId(9, 1, 9), BoundaryId(7, 1, 7)
 _FITS = UploadReport(newest_s=0.1, left_s=5.0, older_s={_OLDER: 0.01})
 _TOO_LARGE = UploadReport(newest_s=10.0, left_s=None, older_s={_OLDER: 1.0})
 
@@ -43,7 +43,7 @@ class _Node(Node):
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._journal.path.read_text().splitlines()]
 
-    async def first(self, mine: UploadReport) -> StepId | None:
+    async def first(self, mine: UploadReport) -> BoundaryId | None:
         return await goes_first(self.membership, self._journal, "emergency 9 1", _NEWEST, mine)
 
 

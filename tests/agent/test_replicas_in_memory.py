@@ -15,7 +15,7 @@ from membership_nodes import Node, nodes_of, until
 
 from surefoot.agent.memory.memory import Held, Memory
 from surefoot.agent.memory.replicas import Replicas
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.replicas import MAX_OWN_BYTES, areas, with_replicas
 from surefoot.errors import CorruptError, ObjectMissingError
@@ -51,8 +51,15 @@ def _fill(segment: Segment, slot: int, step: int, record_bytes: int = 100) -> No
     _put(segment.image(slot), segment.rank, segment.rank, step)
     for rank, _start in areas(PLAN, segment.rank).items():
         _put(segment.replica(slot, rank), rank, segment.rank, step)
-    record = {"step": step, "generation": 1, "rank": segment.rank, "more": "x" * record_bytes}
-    segment.seal(slot, StepId(step, 1), json.dumps(record).encode(), durable=False, staged_ns=step)
+    record = {
+        "boundary": step,
+        "step": step,
+        "epoch": None,
+        "generation": 1,
+        "rank": segment.rank,
+        "more": "x" * record_bytes,
+    }
+    segment.seal(slot, BoundaryId(step, 1, step), json.dumps(record).encode(), durable=False, staged_ns=step)
 
 
 def _put(image: memoryview, of_rank: int, by_rank: int, step: int) -> None:
@@ -103,7 +110,7 @@ async def _told(machines: list[Machine], step: int, slot: int = 0) -> Held:
     held = await machines[0].memory.hash_slot(machines[0].segment, slot)
     assert held is not None
     machines[0].replicas.hashed(held)
-    await until(lambda: any(copy.at.step == step for copy in machines[1].replicas.copies()))
+    await until(lambda: any(copy.at.boundary == step for copy in machines[1].replicas.copies()))
     return held
 
 
@@ -128,7 +135,7 @@ def test_what_is_filled_anew_while_it_is_read_is_not_told(tmp_path: Path, homes:
             machines[0].replicas.hashed(held)
             assert len(machines[0].said) == 1
             await _told(machines, 6, slot=1)
-            assert [copy.at.step for copy in machines[1].replicas.copies()] == [6]
+            assert [copy.at.boundary for copy in machines[1].replicas.copies()] == [6]
 
     asyncio.run(story())
 
@@ -145,7 +152,7 @@ def test_no_room_for_a_keepsakes_file(tmp_path: Path, homes: Callable[[str], Hom
                 assert await machines[1].memory.hash_slot(machines[1].segment, step % 2) is not None
             place.with_name("away").rename(place)
             assert ["end with this agent" in said for said in machines[1].said] == [True]
-            made = await machines[1].replicas.find(StepId(6, 1), PLAN.hash, 0)
+            made = await machines[1].replicas.find(BoundaryId(6, 1, 6), PLAN.hash, 0)
             assert made.image_hash == held.image_hash
 
     asyncio.run(story())
@@ -160,10 +167,10 @@ def test_a_lost_image_is_made_whole(tmp_path: Path, homes: Callable[[str], Home]
             replica = bytes(machines[1].segment.replica(0, 0))
             assert replica != bytes(machines[0].segment.image(0))  # its own part is missing
             (copy,) = machines[1].replicas.copies()
-            assert (copy.at, copy.rank, copy.node) == (StepId(5, 1), 0, "b")
+            assert (copy.at, copy.rank, copy.node) == (BoundaryId(5, 1, 5), 0, "b")
             assert (copy.xxh3_128, copy.size_bytes) == (held.image_hash, len(replica))
             made, again = await asyncio.gather(
-                *(machines[1].replicas.find(StepId(5, 1), PLAN.hash, 0) for _ in range(2))
+                *(machines[1].replicas.find(BoundaryId(5, 1, 5), PLAN.hash, 0) for _ in range(2))
             )
             assert made is again
             assert bytes(made.segment.image(0)) == bytes(machines[0].segment.image(0))
@@ -185,16 +192,16 @@ def test_whoever_replaces_an_agent_has_its_keepsakes(tmp_path: Path, homes: Call
             directory = machines[1].home.directory
             kept = sorted(directory.glob("*.private_part"), key=lambda path: path.stat().st_mtime_ns)
             assert len(kept) == 4
-            kept[-2].write_bytes(kept[-2].read_bytes().replace(b'"step":5', b'"step":4'))
+            kept[-2].write_bytes(kept[-2].read_bytes().replace(b'"boundary":5', b'"boundary":4'))
             (directory / "x.draft").write_bytes(b"half")
             (directory / "x.rebuilt").write_bytes(b"half")
             said: list[str] = []
             successor = Replicas(machines[1].home, Node(tmp_path, "b").membership, machines[1].memory, said.append)
             successor.adopt()
-            assert [copy.at.step for copy in successor.copies()] == [6]
+            assert [copy.at.boundary for copy in successor.copies()] == [6]
             assert [what for what in said if kept[-2].name in what]
             assert not list(directory.glob("x.*"))
-            made = await successor.find(StepId(6, 1), PLAN.hash, 0)
+            made = await successor.find(BoundaryId(6, 1, 6), PLAN.hash, 0)
             assert bytes(made.segment.image(0)) == bytes(machines[0].segment.image(0))
             successor.forget()
 
@@ -210,7 +217,7 @@ def test_a_step_whose_slot_moved_on_is_not_offered(tmp_path: Path, homes: Callab
             _fill(machines[1].segment, 0, 6)
             assert machines[1].replicas.copies() == []
             with pytest.raises(ObjectMissingError, match="rank 0 at step 5"):
-                await machines[1].replicas.find(StepId(5, 1), PLAN.hash, 0)
+                await machines[1].replicas.find(BoundaryId(5, 1, 5), PLAN.hash, 0)
 
     asyncio.run(story())
 
@@ -232,7 +239,7 @@ def test_replicas_that_differ_are_not_taken_for_the_same(
                 wrong = bytes([private_part.own[0] ^ 1, *private_part.own[1:]])
                 machines[1].replicas._kept[0][private_part.key] = (replace(private_part, own=wrong), path)
             with pytest.raises(CorruptError, match="rank 0 at step 5, put together on node b"):
-                await machines[1].replicas.find(StepId(5, 1), PLAN.hash, 0)
+                await machines[1].replicas.find(BoundaryId(5, 1, 5), PLAN.hash, 0)
             assert machines[1].replicas.copies() == []
             left = {path.suffix for path in machines[1].home.directory.iterdir()}
             assert left.isdisjoint({".private_part", ".rebuilt", ".draft"})
@@ -253,6 +260,6 @@ def test_a_record_that_is_too_large_is_said_once(tmp_path: Path, homes: Callable
             (said,) = machines[0].said
             assert "rank 0" in said
             await _told(machines, 7, 1)
-            assert [copy.at.step for copy in machines[1].replicas.copies()] == [7]
+            assert [copy.at.boundary for copy in machines[1].replicas.copies()] == [7]
 
     asyncio.run(story())

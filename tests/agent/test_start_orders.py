@@ -7,12 +7,12 @@ import json
 import pytest
 
 from surefoot.agent.start.orders import Begin, GiveUp, StartOrder, Try, order_from_json
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Generation, Parent
 from surefoot.core.recovery import Copy, Source
 from surefoot.errors import CorruptError
 
-_AT = StepId(7, 1)
+_AT = BoundaryId(7, 1)
 _COPY = Copy(_AT, "a" * 32, 1, 0, "b" * 32, 4096, "node-a")
 
 

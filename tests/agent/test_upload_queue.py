@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from surefoot.agent.save.queue import Upload, UploadQueue
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 
 
 def _upload(step: int, trigger: str, *, missing: int = 0) -> Upload:
     """Of a node with no rank, or of one whose ranks are all missing."""
-    return Upload(StepId(step, 1), trigger, None, missing, f"{trigger} {step} 1")
+    return Upload(BoundaryId(step, 1), trigger, None, missing, f"{trigger} {step} 1")
 
 
 def _order(waiting: UploadQueue) -> list[str]:

@@ -56,7 +56,7 @@ def test_the_decisions_have_work_to_do() -> None:
     assert made["manifest from its document"] == made["manifest"]
     assert len(made["manifest"].shards) == 6
     assert len(made["listing to candidates"]) == 300
-    assert (made["recovery choice"].source.at.step, made["recovery choice"].source.place) == (302, "ram")
+    assert (made["recovery choice"].source.at.boundary, made["recovery choice"].source.place) == (302, "ram")
     assert made["plan from its document"] == made["plan, sharded"]
     # Six ranks have a block of four by eight float32 numbers of each of five tensors.
     assert made["all ranks' images"] >= 6 * 5 * 4 * 8 * 4

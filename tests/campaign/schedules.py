@@ -27,7 +27,7 @@ from typing import Any
 
 from cluster import Cluster, Forge, script_command
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.host.clock import boot_s, wall_s
 from surefoot.ipc.home import base_directory
 from surefoot.records.records import Records
@@ -227,7 +227,7 @@ class Place:
         uri = self._server.url(place.name) if setting.object_store else str(place / "run")
         cluster = Cluster(self._hosts, self._forges, setting.ranks)
         nodes = [self._node(name, setting, uri, place, settings, number) for number in range(setting.nodes)]
-        pace, damaged = place / "pace", list[StepId]()
+        pace, damaged = place / "pace", list[BoundaryId]()
         write_number(pace, 0)
         return Scenario(
             nodes,
@@ -270,7 +270,7 @@ def _pace(events: Sequence[Event], struck: int, steps: int) -> int:
     return events[struck].step + _PACE_MARGIN if struck < len(events) else steps
 
 
-async def _num_sound(uri: str, damaged: Sequence[StepId]) -> int:
+async def _num_sound(uri: str, damaged: Sequence[BoundaryId]) -> int:
     """Committed steps that were not damaged."""
     records = Records(open_tier(uri))
     try:
@@ -279,7 +279,7 @@ async def _num_sound(uri: str, damaged: Sequence[StepId]) -> int:
         await records.tier.close()
 
 
-async def _damage(uri: str, rng: random.Random) -> list[StepId]:
+async def _damage(uri: str, rng: random.Random) -> list[BoundaryId]:
     """Flip a byte of a shard of the newest committed step; returns that step, if there is one."""
     records = Records(open_tier(uri))
     try:

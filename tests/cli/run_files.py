@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefoot.core.layout import StepId, parse_commit
+from surefoot.core.layout import BoundaryId, parse_commit
 from surefoot.core.manifest import Generation, Parent
 
 
-def commits(run: Path) -> list[StepId]:
+def commits(run: Path) -> list[BoundaryId]:
     found = [parse_commit(str(path.relative_to(run))) for path in run.glob("commits/*.json")]
     return sorted(at for at in found if at is not None)
 
@@ -18,7 +18,7 @@ def first(run: Path, pattern: str) -> Path:
 
 
 def shard_of(run: Path, step: int) -> Path:
-    return first(run, f"steps/{StepId(step, 1)}/*.safetensors")
+    return first(run, f"steps/{BoundaryId(step, 1)}/*.safetensors")
 
 
 def resealed(run: Path, number: int, parent_step: int | None) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cli_jobs import STEPS, WITHIN_S, Answer, Evicted, Finished, Killed, until
 from run_files import commits, first, resealed, shard_of
 
-from surefoot.core.layout import StepId, commit_key, plan_key
+from surefoot.core.layout import BoundaryId, commit_key, plan_key
 from surefoot.core.manifest import Generation
 from surefoot.records.records import Records
 from surefoot.scenario.s3_server import S3Server
@@ -25,6 +25,7 @@ from surefoot.tiers.disk import DiskTier
 Command = Callable[..., Answer]
 ROW = {
     "step": int,
+    "boundary": int,
     "generation": int,
     "trigger": str,
     "tiers": list,
@@ -45,12 +46,12 @@ def test_ls_lists_what_is_there_newest_first(surefoot: Command, finished: Finish
     """Every field of the contract has its type, and says what the files themselves say."""
     rows = listed(surefoot("ls", finished.run, "--json"))
     assert [(row["step"], row["generation"]) for row in rows] == sorted(
-        ((at.step, at.generation) for at in commits(finished.run)), reverse=True
+        ((at.boundary, at.generation) for at in commits(finished.run)), reverse=True
     )
     assert rows[0]["step"] == STEPS
     for row in rows:
         assert {name: type(row[name]) for name in ROW} == ROW
-        shards = list((finished.run / "steps" / str(StepId(row["step"], row["generation"]))).glob("*.safetensors"))
+        shards = list((finished.run / "steps" / str(BoundaryId(row["step"], row["generation"]))).glob("*.safetensors"))
         assert row["bytes"] == sum(path.stat().st_size for path in shards)
         assert (row["tiers"], row["world_size"], row["verified"]) == (["disk"], 1, True)
 
@@ -100,7 +101,7 @@ def download(uri: str, directory: Path) -> tuple[int, Path]:
         (shard,) = manifest.shards
         await DiskTier(directory).put(shard.key, await tier.get(shard.key))
         await tier.close()
-        return at.step, directory / shard.key
+        return at.boundary, directory / shard.key
 
     return asyncio.run(fetch())
 
@@ -108,19 +109,19 @@ def download(uri: str, directory: Path) -> tuple[int, Path]:
 def test_disk_copies_are_whole_files_of_the_run(surefoot: Command, finished: Finished, run_copy: Path) -> None:
     """A shard that is gone from the run still lies on the disk where the job copied it."""
     shard_of(run_copy, STEPS).unlink()
-    assert rows_by_step(surefoot("ls", run_copy, "--json"))[STEPS]["verified"] is False
-    row = rows_by_step(surefoot("ls", run_copy, "--disk", finished.disk, "--json"))[STEPS]
+    assert rows_by_boundary(surefoot("ls", run_copy, "--json"))[STEPS]["verified"] is False
+    row = rows_by_boundary(surefoot("ls", run_copy, "--disk", finished.disk, "--json"))[STEPS]
     assert (row["tiers"], row["verified"]) == (["disk"], True)
 
 
-def rows_by_step(answer: Answer) -> dict[int, dict[str, Any]]:
-    return {row["step"]: row for row in listed(answer)}
+def rows_by_boundary(answer: Answer) -> dict[int, dict[str, Any]]:
+    return {row["boundary"]: row for row in listed(answer)}
 
 
 @pytest.mark.parametrize("damage", ["shard gone", "shard short", "plan gone", "manifest cut"])
 def test_ls_verifies_sizes_and_presence(surefoot: Command, run_copy: Path, damage: str) -> None:
     """What is not whole is listed, and listed as not verified."""
-    manifest = run_copy / commit_key(StepId(STEPS, 1))
+    manifest = run_copy / commit_key(BoundaryId(STEPS, 1))
     if damage == "shard gone":
         shard_of(run_copy, STEPS).unlink()
     elif damage == "shard short":
@@ -129,21 +130,22 @@ def test_ls_verifies_sizes_and_presence(surefoot: Command, run_copy: Path, damag
         first(run_copy, "plans/*.json").unlink()
     else:
         manifest.write_bytes(manifest.read_bytes()[:-100])
-    rows = rows_by_step(surefoot("ls", run_copy, "--json"))
+    rows = rows_by_boundary(surefoot("ls", run_copy, "--json"))
     assert rows[STEPS]["verified"] is False
+    assert rows[STEPS]["step"] == (None if damage == "manifest cut" else STEPS)
     assert rows[3]["verified"] is (damage != "plan gone")
 
 
 def test_given_up_checkpoints_are_left_out(surefoot: Command, run_copy: Path) -> None:
     """A retired manifest, a tombstone and an unfinished attempt are no checkpoints; `--all` marks them."""
-    shutil.copytree(run_copy / "steps" / str(StepId(STEPS, 1)), run_copy / "steps" / str(StepId(5, 1)))
-    for path in (run_copy / "steps" / str(StepId(5, 1))).glob("*.ok.json"):
+    shutil.copytree(run_copy / "steps" / str(BoundaryId(STEPS, 1)), run_copy / "steps" / str(BoundaryId(5, 1)))
+    for path in (run_copy / "steps" / str(BoundaryId(5, 1))).glob("*.ok.json"):
         path.unlink()
     asyncio.run(give_up(run_copy))
-    rows = rows_by_step(surefoot("ls", run_copy, "--json"))
+    rows = rows_by_boundary(surefoot("ls", run_copy, "--json"))
     assert not {2, 3, 5} & set(rows)
     assert rows[STEPS]["verified"]
-    states = {step: row["state"] for step, row in rows_by_step(surefoot("ls", run_copy, "--all", "--json")).items()}
+    states = {step: row["state"] for step, row in rows_by_boundary(surefoot("ls", run_copy, "--all", "--json")).items()}
     assert states[3] == "retired"
     assert states[2] == "deleted"
     assert states[5] == "uncommitted"
@@ -151,29 +153,29 @@ def test_given_up_checkpoints_are_left_out(surefoot: Command, run_copy: Path) ->
 
 async def give_up(run: Path) -> None:
     records = Records(DiskTier(run))
-    manifest = await records.manifest(StepId(3, 1))
+    manifest = await records.manifest(BoundaryId(3, 1))
     assert manifest is not None
     await records.rewrite_manifest(manifest.retire(1.0))
-    await records.bury(StepId(2, 1), 1.0)
+    await records.bury(BoundaryId(2, 1), 1.0)
 
 
 def test_quarantined_checkpoints_are_left_out(surefoot: Command, run_copy: Path) -> None:
     """A checkpoint with a shard that must not be used again is shown with `--all` only."""
     key = str(shard_of(run_copy, STEPS).relative_to(run_copy))
     asyncio.run(Records(DiskTier(run_copy)).quarantine(key, "bad bytes", 1.0))
-    assert STEPS not in rows_by_step(surefoot("ls", run_copy, "--json"))
-    assert rows_by_step(surefoot("ls", run_copy, "--all", "--json"))[STEPS]["state"] == "quarantined"
+    assert STEPS not in rows_by_boundary(surefoot("ls", run_copy, "--json"))
+    assert rows_by_boundary(surefoot("ls", run_copy, "--all", "--json"))[STEPS]["state"] == "quarantined"
 
 
 def test_what_is_off_the_lineage_is_left_out(surefoot: Command, run_copy: Path) -> None:
     """A later generation that went back to step 3 makes step 6 history; without a record nobody knows."""
     resealed(run_copy, 2, parent_step=3)
-    assert max(rows_by_step(surefoot("ls", run_copy, "--json"))) == 3
-    row = rows_by_step(surefoot("ls", run_copy, "--all", "--json"))[STEPS]
+    assert max(rows_by_boundary(surefoot("ls", run_copy, "--json"))) == 3
+    row = rows_by_boundary(surefoot("ls", run_copy, "--all", "--json"))[STEPS]
     assert (row["on_lineage"], row["state"]) == (False, "live")
     (run_copy / "generations/g0001.json").unlink()
     answer = surefoot("ls", run_copy, "--json")
-    assert rows_by_step(answer)[STEPS]["on_lineage"] is None
+    assert rows_by_boundary(answer)[STEPS]["on_lineage"] is None
 
 
 def test_damage_is_said_on_standard_error(surefoot: Command, run_copy: Path) -> None:
@@ -226,8 +228,8 @@ def test_show_follows_the_generations(surefoot: Command, killed: Killed) -> None
     """A run that went on has a second generation, which names the step it went on from."""
     shown = json.loads(surefoot("show", killed.run, "--json").out)
     first_one, second = shown["generations"]
-    assert second["parent"] == {"generation": 1, "step": STEPS, "committed": True}
-    assert (first_one["counts_to_step"], second["counts_to_step"]) == (STEPS, None)
+    assert second["parent"] == {"generation": 1, "boundary": STEPS, "committed": True, "step": STEPS}
+    assert (first_one["counts_to_boundary"], second["counts_to_boundary"]) == (STEPS, None)
 
 
 @pytest.mark.parametrize("step", ["3", "00000003-g0001"])
@@ -254,22 +256,22 @@ def test_show_a_checkpoint(surefoot: Command, finished: Finished, step: str) -> 
 def test_a_step_of_two_generations_is_the_one_on_the_lineage(surefoot: Command, run_copy: Path) -> None:
     """After going back to step 3 and on to 6 again, step 6 means the new one; cut both off, and it must be named."""
     resealed(run_copy, 2, parent_step=3)
-    asyncio.run(commit_again(run_copy, StepId(STEPS, 1), 2))
+    asyncio.run(commit_again(run_copy, BoundaryId(STEPS, 1), 2))
     assert json.loads(surefoot("show", run_copy, STEPS, "--json").out)["generation"] == 2
-    assert json.loads(surefoot("show", run_copy, str(StepId(STEPS, 1)), "--json").out)["on_lineage"] is False
+    assert json.loads(surefoot("show", run_copy, str(BoundaryId(STEPS, 1)), "--json").out)["on_lineage"] is False
     resealed(run_copy, 3, parent_step=None)
     answer = surefoot("show", run_copy, STEPS)
     assert answer.code == 2
-    assert f"{StepId(STEPS, 1)} and {StepId(STEPS, 2)}, none of them on the lineage" in answer.err
+    assert f"{BoundaryId(STEPS, 1)} and {BoundaryId(STEPS, 2)}, none of them on the lineage" in answer.err
 
 
-async def commit_again(run: Path, at: StepId, generation: int) -> None:
+async def commit_again(run: Path, at: BoundaryId, generation: int) -> None:
     from dataclasses import replace
 
     records = Records(DiskTier(run))
     manifest = await records.manifest(at)
     assert manifest is not None
-    again = StepId(at.step, generation)
+    again = BoundaryId(at.boundary, generation)
     shards = tuple(replace(s, id=replace(s.id, at=again)) for s in manifest.shards)
     assert await records.put_manifest(replace(manifest, at=again, shards=shards))
 

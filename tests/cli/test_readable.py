@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 
 import pytest
 
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.values import encode
 from surefoot.inspect.checkpoints import Checkpoint
@@ -77,7 +77,7 @@ def test_what_differs_between_ranks_is_shown_for_each() -> None:
     ends = [bytes(999) + b"a", bytes(999) + b"b"]
     shards = tuple(
         Shard(
-            ShardId(StepId(1, 1), rank, "abcd"),
+            ShardId(BoundaryId(1, 1), rank, "abcd"),
             "0" * 32,
             0,
             "",
@@ -85,6 +85,6 @@ def test_what_differs_between_ranks_is_shown_for_each() -> None:
         )
         for rank, end in enumerate(ends)
     )
-    manifest = Manifest(StepId(1, 1), "0" * 32, 2, "periodic", None, {}, "launch", None, 1.0, shards)
-    values = StepDetail(Checkpoint(StepId(1, 1), "live"), manifest, None).values()
+    manifest = Manifest(BoundaryId(1, 1), "0" * 32, 2, "periodic", None, {}, "launch", None, 1.0, shards)
+    values = StepDetail(Checkpoint(BoundaryId(1, 1), "live"), manifest, None).values()
     assert [(value.rank, value.path) for value in values] == [(0, "rng.own"), (1, "rng.own"), (None, "rng.common")]

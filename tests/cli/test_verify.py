@@ -16,7 +16,7 @@ from cli_jobs import STEPS, Answer, Evicted, Finished, Killed
 from run_files import commits, first, resealed, shard_of
 
 from surefoot.core.documents import seal, unseal
-from surefoot.core.layout import StepId, commit_key, parse_plan
+from surefoot.core.layout import BoundaryId, commit_key, parse_plan
 from surefoot.core.plan import Plan
 from surefoot.errors import TierError
 from surefoot.inspect.verify import verify
@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-def problems(run: Path, wanted: StepId | int | None = None) -> dict[str, str]:
+def problems(run: Path, wanted: BoundaryId | int | None = None) -> dict[str, str]:
     verdict = asyncio.run(verify(DiskTier(run), wanted))
     assert verdict.ok is (not verdict.problems)
     found = {problem.object: problem.what for problem in verdict.problems}
@@ -141,11 +141,11 @@ def test_a_header_that_the_plan_does_not_give_is_named(run_copy: Path) -> None:
     renamed = data.replace(b'"model.weight"', b'"model.thgiew"', 1)
     assert renamed != data
     shard.write_bytes(renamed)
-    asyncio.run(rehash(run_copy, StepId(STEPS, 1), renamed))
+    asyncio.run(rehash(run_copy, BoundaryId(STEPS, 1), renamed))
     assert problems(run_copy) == {str(shard.relative_to(run_copy)): "its header is not the one that its plan gives"}
 
 
-async def rehash(run: Path, at: StepId, data: bytes) -> None:
+async def rehash(run: Path, at: BoundaryId, data: bytes) -> None:
     from dataclasses import replace
 
     import xxhash
@@ -162,12 +162,12 @@ async def rehash(run: Path, at: StepId, data: bytes) -> None:
 def test_sums_of_blocks_that_are_not_its_own_are_named(run_copy: Path) -> None:
     """A sound shard whose documents have the sum of another block: no part of it could be verified by itself."""
     shard = shard_of(run_copy, STEPS)
-    asyncio.run(_spoil_sums(run_copy, StepId(STEPS, 1)))
+    asyncio.run(_spoil_sums(run_copy, BoundaryId(STEPS, 1)))
     what = "the sums of its blocks that stand in its documents are not those of its bytes"
     assert problems(run_copy) == {str(shard.relative_to(run_copy)): what}
 
 
-async def _spoil_sums(run: Path, at: StepId) -> None:
+async def _spoil_sums(run: Path, at: BoundaryId) -> None:
     from dataclasses import replace
 
     records = Records(DiskTier(run))
@@ -205,7 +205,7 @@ def test_one_checkpoint_of_many(surefoot: Command, run_copy: Path) -> None:
     """With STEP only that checkpoint is read, by number or by full name."""
     shard = shard_of(run_copy, STEPS)
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
-    for good in ("3", str(StepId(3, 1))):
+    for good in ("3", str(BoundaryId(3, 1))):
         assert surefoot("verify", run_copy, good).code == 0
     answer = surefoot("verify", run_copy, STEPS, "--json")
     assert answer.code == 1
@@ -217,7 +217,7 @@ def test_one_checkpoint_of_many(surefoot: Command, run_copy: Path) -> None:
 
 def test_a_checkpoint_that_is_not_there_is_a_problem(surefoot: Command, run_copy: Path) -> None:
     """Asked for by number or by name: exit code 1, and it is named."""
-    for wanted, named in (("7", "step 7"), (str(StepId(7, 1)), commit_key(StepId(7, 1)))):
+    for wanted, named in (("7", "step 7"), (str(BoundaryId(7, 1)), commit_key(BoundaryId(7, 1)))):
         answer = surefoot("verify", run_copy, wanted, "--json")
         assert answer.code == 1
         assert [problem["object"] for problem in json.loads(answer.out)["problems"]] == [named]
@@ -232,13 +232,13 @@ def test_nothing_at_all_is_no_run(surefoot: Command, tmp_path: Path) -> None:
 
 def test_what_was_given_up_is_not_read(run_copy: Path) -> None:
     """Shards of a retired checkpoint may be gone; the parent's key must not be."""
-    asyncio.run(retire(run_copy, StepId(3, 1)))
-    shutil.rmtree(run_copy / "steps" / str(StepId(3, 1)))
+    asyncio.run(retire(run_copy, BoundaryId(3, 1)))
+    shutil.rmtree(run_copy / "steps" / str(BoundaryId(3, 1)))
     assert problems(run_copy) == {}
-    assert problems(run_copy, 3) == {commit_key(StepId(3, 1)): "was given up: it is not a checkpoint any more"}
+    assert problems(run_copy, 3) == {commit_key(BoundaryId(3, 1)): "was given up: it is not a checkpoint any more"}
 
 
-async def retire(run: Path, at: StepId) -> None:
+async def retire(run: Path, at: BoundaryId) -> None:
     records = Records(DiskTier(run))
     manifest = await records.manifest(at)
     assert manifest is not None
@@ -250,9 +250,9 @@ def test_a_checkpoint_given_up_meanwhile_is_no_problem(run_copy: Path) -> None:
 
     class Retiring(DiskTier):
         async def size(self, key: str) -> int:
-            if str(StepId(3, 1)) in key and key.endswith(".safetensors"):
-                await retire(run_copy, StepId(3, 1))
-                shutil.rmtree(run_copy / "steps" / str(StepId(3, 1)))
+            if str(BoundaryId(3, 1)) in key and key.endswith(".safetensors"):
+                await retire(run_copy, BoundaryId(3, 1))
+                shutil.rmtree(run_copy / "steps" / str(BoundaryId(3, 1)))
             return await super().size(key)
 
     assert asyncio.run(verify(Retiring(run_copy))).ok
@@ -263,7 +263,7 @@ def test_the_lineage_is_checked(killed: Killed, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(killed.run, run)
     assert problems(run) == {}
-    parent = commit_key(StepId(STEPS, 1))
+    parent = commit_key(BoundaryId(STEPS, 1))
     kept = (run / parent).read_bytes()
     (run / parent).unlink()
     assert problems(run) == {parent: "is missing, but generation 2 started from it"}
@@ -361,7 +361,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     from surefoot.inspect.progress import Silent
     from surefoot.inspect.shards import CHUNK_BYTES, check_shard
 
-    shard_id = ShardId(StepId(1, 1), 0, "abcd")
+    shard_id = ShardId(BoundaryId(1, 1), 0, "abcd")
     path = tmp_path / shard_key(shard_id)
     path.parent.mkdir(parents=True)
     data = os.urandom(1_000_000)

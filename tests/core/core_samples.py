@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from surefoot.core.documents import digest
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Generation, Manifest, Parent, Shard, Trigger
 
 PLAN_A = "a" * 32
@@ -27,7 +27,7 @@ def history(*made: Generation) -> dict[int, Generation]:
 
 
 def shard(
-    at: StepId,
+    at: BoundaryId,
     rank: int,
     *,
     world_size: int = 2,
@@ -40,7 +40,7 @@ def shard(
 
 
 def manifest(
-    at: StepId, *, tag: str | None = None, retired: float | None = None, trigger: Trigger = "periodic"
+    at: BoundaryId, *, tag: str | None = None, retired: float | None = None, trigger: Trigger = "periodic"
 ) -> Manifest:
     shards = tuple(shard(at, rank) for rank in range(2))
     return Manifest(at, PLAN_A, 2, trigger, tag, {}, "launch", None, 1.5, shards, retired)

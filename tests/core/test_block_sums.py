@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from surefoot.core.block_sums import BlockSums
 from surefoot.core.documents import seal, unseal
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Shard
 from surefoot.errors import CorruptError
 from surefoot.records.image_hash import ImageHash
 
-_AT = StepId(5, 1)
+_AT = BoundaryId(5, 1)
 
 
 @given(st.binary(max_size=400), st.integers(1, 50), st.lists(st.integers(1, 120), max_size=9))

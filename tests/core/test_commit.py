@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Manifest, Shard, Trigger
 
-_AT = StepId(1200, 7)
+_AT = BoundaryId(1200, 7)
 
 
 def _ranks(world_size: int, **fields: Any) -> list[Shard]:
@@ -36,7 +36,11 @@ def test_one_acknowledgement_a_rank_is_a_set(world_size: int) -> None:
 def test_nothing_is_no_set() -> None:
     """No acknowledgement, or only those of other steps and generations, make no set."""
     assert complete_set([], _AT) is None
-    others = [replace(ack, id=replace(ack.id, at=at)) for ack in _ranks(2) for at in (StepId(1200, 6), StepId(1201, 7))]
+    others = [
+        replace(ack, id=replace(ack.id, at=at))
+        for ack in _ranks(2)
+        for at in (BoundaryId(1200, 6), BoundaryId(1201, 7))
+    ]
     assert complete_set(others, _AT) is None
     assert complete_set([*others, *_ranks(2)], _AT) == tuple(_ranks(2))
 
@@ -52,7 +56,7 @@ def test_plans_are_never_mixed() -> None:
 
 def test_steps_of_two_generations_are_never_mixed() -> None:
     """The same step number of another generation does not fill a gap."""
-    foreign = shard(StepId(1200, 6), 1)
+    foreign = shard(BoundaryId(1200, 6), 1)
     assert complete_set([shard(_AT, 0), foreign], _AT) is None
 
 
@@ -92,7 +96,7 @@ def test_ranks_beyond_the_world_make_no_set() -> None:
 
 _acks = st.builds(
     shard,
-    st.sampled_from([_AT, _AT, _AT, StepId(1200, 6)]),
+    st.sampled_from([_AT, _AT, _AT, BoundaryId(1200, 6)]),
     st.integers(0, 2),
     world_size=st.sampled_from([2, 2, 2, 3, 1]),
     attempt=st.sampled_from(["aaaa", "bbbb"]),
@@ -120,7 +124,7 @@ def test_a_set_is_whole_of_one_kind_and_independent_of_order(acks: list[Shard], 
 def test_an_honest_whole_set_is_always_found(attempts: list[str], world_size: int) -> None:
     """If all ranks acknowledged one plan, there is a set, however many half-finished plans and attempts lie about."""
     acks = [ack for attempt in attempts for ack in _ranks(world_size, attempt=attempt)]
-    noise = [shard(_AT, 0, world_size=9, plan=PLAN_B), shard(StepId(1, 1), 0)]
+    noise = [shard(_AT, 0, world_size=9, plan=PLAN_B), shard(BoundaryId(1, 1), 0)]
     found = complete_set([*noise, *acks], _AT)
     assert found is not None
     assert len(found) == world_size

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.documents import FORMAT_VERSION, Fields, compact, digest, seal, unseal
-from surefoot.errors import CorruptError
+from surefoot.errors import CorruptError, FormatError
 
 _finite = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
@@ -34,7 +34,7 @@ def test_what_was_sealed_is_unsealed_by_value(body: dict[str, Any]) -> None:
 @pytest.mark.holds("other-library-version")
 def test_a_documents_bytes_stay_what_they_are() -> None:
     """The bytes that a run keeps are pinned: a change of them is a change of the format."""
-    text = b'{"format":1,"a":[1,2.5,null],"b":"\\u00e9"}'
+    text = b'{"format":2,"a":[1,2.5,null],"b":"\\u00e9"}'
     expected = b'{"blake2b":"' + hashlib.blake2b(text, digest_size=16).hexdigest().encode() + b'","body":' + text
     assert seal({"a": [1, 2.5, None], "b": "é"}) == expected + b"}\n"
     assert digest(b"") == "cae66941d9efbd404e4d88758ea67670"
@@ -61,12 +61,14 @@ def test_every_truncation_and_extension_is_noticed() -> None:
 
 
 @pytest.mark.holds("other-library-version")
-def test_a_newer_format_is_refused_in_a_clear_sentence() -> None:
-    """A document of a later version is refused with both versions, its key and what to do."""
-    with pytest.raises(CorruptError) as caught:
-        unseal(raw_document(b'{"format":2,"step":1}'), "commits/00000001-g0001.json")
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_format_is_refused_in_a_clear_sentence(other: int) -> None:
+    """A document of another version is refused with both versions, its key and what to do."""
+    with pytest.raises(FormatError) as caught:
+        unseal(raw_document(b'{"format":%d,"step":1}' % other), "commits/00000001-g0001.json")
     assert str(caught.value) == (
-        "commits/00000001-g0001.json: written in format 2, this version reads up to 1; upgrade surefoot"
+        f"commits/00000001-g0001.json: written in format {other}, and this surefoot reads and writes format 2: "
+        "go on with the version of surefoot that wrote it, or start a new run at another place"
     )
 
 

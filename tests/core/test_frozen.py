@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from surefoot.core.documents import compact
 from surefoot.core.frozen import FrozenFile, files_of, frozen_ranks, named_by, needed_by, unnamed
-from surefoot.core.layout import StepId, frozen_key, parse_frozen
+from surefoot.core.layout import BoundaryId, frozen_key, parse_frozen
 from surefoot.core.plan import Leaf, Plan, Report, Spread, make_plan
 from surefoot.errors import CorruptError
 
@@ -115,7 +115,7 @@ def test_a_damaged_name_is_corrupt_or_a_name(data: dict[str, Any]) -> None:
 
 
 def _checkpoint(step: int, *hashes: str | None) -> Any:
-    at = StepId(step, 1)
+    at = BoundaryId(step, 1)
     records = [None if each is None else FrozenFile(each, 7).to_json() for each in hashes]
     shards = tuple(shard(at, rank, record={"frozen": record}) for rank, record in enumerate(records))
     return replace(manifest(at), shards=shards, plan=PLAN_A)
@@ -126,7 +126,7 @@ def test_a_checkpoint_names_its_frozen_files_once() -> None:
     assert files_of(_checkpoint(1, _H2, _H1)) == (FrozenFile(_H1, 7), FrozenFile(_H2, 7))
     assert files_of(_checkpoint(1, _H2, _H2)) == (FrozenFile(_H2, 7),)
     assert files_of(_checkpoint(1, None, _H2)) == (FrozenFile(_H2, 7),)
-    assert files_of(manifest(StepId(1, 1))) == ()
+    assert files_of(manifest(BoundaryId(1, 1))) == ()
 
 
 @given(

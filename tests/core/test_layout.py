@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.core.documents import Fields
 from surefoot.core.layout import (
+    BoundaryId,
     ShardId,
-    StepId,
     ack_key,
+    boundary_prefix,
     commit_key,
     events_key,
     generation_key,
@@ -22,11 +24,10 @@ from surefoot.core.layout import (
     plan_key,
     quarantine_key,
     shard_key,
-    step_prefix,
 )
 
 _PARSERS = (parse_generation, parse_commit, parse_shard, parse_ack, parse_plan)
-_steps = st.builds(StepId, st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1))
+_steps = st.builds(BoundaryId, st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1))
 _shards = st.builds(ShardId, _steps, st.integers(0, 10**9 - 1), st.text("0123456789abcdef", min_size=4, max_size=16))
 
 
@@ -44,12 +45,12 @@ def test_each_key_is_read_back_by_its_own_parser_alone(shard: ShardId) -> None:
     for key, (parser, value) in made.items():
         assert is_safe_key(key)
         assert {parse: parse(key) for parse in _PARSERS if parse(key) is not None} == {parser: value}
-    assert shard_key(shard).startswith(step_prefix(at))
+    assert shard_key(shard).startswith(boundary_prefix(at))
 
 
 def test_keys_are_what_the_format_says() -> None:
     """The keys of the format's description, letter by letter."""
-    shard = ShardId(StepId(1200, 7), 3, "a3f2")
+    shard = ShardId(BoundaryId(1200, 7), 3, "a3f2")
     assert generation_key(7) == "generations/g0007.json"
     assert commit_key(shard.at) == "commits/00001200-g0007.json"
     assert shard_key(shard) == "steps/00001200-g0007/rank-00003-a3f2.safetensors"
@@ -59,9 +60,9 @@ def test_keys_are_what_the_format_says() -> None:
 
 
 @given(_steps, _steps)
-def test_steps_order_as_their_keys_do_not_beyond_the_padding(a: StepId, b: StepId) -> None:
+def test_steps_order_as_their_keys_do_not_beyond_the_padding(a: BoundaryId, b: BoundaryId) -> None:
     """Steps order by step, then generation, as numbers."""
-    assert (a < b) == ((a.step, a.generation) < (b.step, b.generation))
+    assert (a < b) == ((a.boundary, a.generation) < (b.boundary, b.generation))
 
 
 @pytest.mark.parametrize(
@@ -135,3 +136,30 @@ def test_keys_that_could_leave_their_prefix_are_unsafe(key: str) -> None:
 def test_ordinary_keys_are_safe(key: str) -> None:
     """Names with dots inside, tildes and dashes are allowed."""
     assert is_safe_key(key)
+
+
+@pytest.mark.holds("boundary-identity")
+@pytest.mark.parametrize(
+    ("step", "label", "names"),
+    [
+        (7, "step 7", {"step": 7}),
+        (5, "step 5 (boundary 7)", {"step": 5, "boundary": 7}),
+        (0, "step 0 (boundary 7)", {"step": 0, "boundary": 7}),
+        (None, "boundary 7", {"step": None, "boundary": 7}),
+    ],
+)
+def test_labels_travel_with_a_boundary_and_say_nothing_of_its_identity(
+    step: int | None, label: str, names: dict[str, int | None]
+) -> None:
+    """With other labels it is the same key, set member and place in the order; what is sent arrives with its labels."""
+    at, bare = BoundaryId(7, 2, step, 3), BoundaryId(7, 2)
+    assert (at == bare, {at} == {bare}, at < BoundaryId(8, 1, 1), commit_key(at)) == (
+        True,
+        True,
+        True,
+        commit_key(bare),
+    )
+    assert (at.label, at.names) == (label, names)
+    sent = BoundaryId.of(Fields(at.to_json(), "message"))
+    assert (sent, sent.step, sent.epoch) == (bare, step, 3)
+    assert parse_commit(commit_key(at)) == at

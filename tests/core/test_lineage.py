@@ -12,7 +12,7 @@ from core_samples import generation, history
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation
 from surefoot.errors import CorruptError
@@ -23,22 +23,22 @@ def test_the_committer_that_slept_through_a_restart() -> None:
     """Generation 6 commits 1300 late, after 7 went on from 1200: "newest step" would take the dead one."""
     chain = cuts(history(generation(6), generation(7, (6, 1200))))
     assert chain == {7: inf, 6: 1200}
-    commits = [StepId(1200, 6), StepId(1250, 7), StepId(1300, 6)]
-    assert max(commits) == StepId(1300, 6)
-    assert max(at for at in commits if counts(at, chain)) == StepId(1250, 7)
+    commits = [BoundaryId(1200, 6), BoundaryId(1250, 7), BoundaryId(1300, 6)]
+    assert max(commits) == BoundaryId(1300, 6)
+    assert max(at for at in commits if counts(at, chain)) == BoundaryId(1250, 7)
 
 
 def test_without_a_generation_nothing_counts() -> None:
     """An empty run has no chain and no step."""
     assert cuts({}) == {}
-    assert not counts(StepId(0, 1), {})
+    assert not counts(BoundaryId(0, 1), {})
 
 
 def test_from_scratch_cuts_off_everything_older() -> None:
     """A generation without parent makes all older steps dead, however high they are."""
     chain = cuts(history(generation(1), generation(2, (1, 50)), generation(3)))
     assert chain == {3: inf}
-    assert not counts(StepId(50, 2), chain)
+    assert not counts(BoundaryId(50, 2), chain)
 
 
 def test_a_rollback_kills_what_lies_above_it_and_a_second_one_more() -> None:
@@ -52,17 +52,17 @@ def test_a_rollback_kills_what_lies_above_it_and_a_second_one_more() -> None:
 def test_a_step_may_count_in_two_generations() -> None:
     """The step at which a generation starts may be kept again by it: both count."""
     chain = cuts(history(generation(1), generation(2, (1, 100))))
-    assert counts(StepId(100, 1), chain)
-    assert counts(StepId(100, 2), chain)
+    assert counts(BoundaryId(100, 1), chain)
+    assert counts(BoundaryId(100, 2), chain)
 
 
 def test_the_edges_of_a_cut() -> None:
     """The step branched from counts, the next one does not; the newest generation has no edge."""
     chain = cuts(history(generation(1), generation(2, (1, 100))))
-    assert counts(StepId(100, 1), chain)
-    assert not counts(StepId(101, 1), chain)
-    assert counts(StepId(2**63, 2), chain)
-    assert not counts(StepId(0, 3), chain)
+    assert counts(BoundaryId(100, 1), chain)
+    assert not counts(BoundaryId(101, 1), chain)
+    assert counts(BoundaryId(2**63, 2), chain)
+    assert not counts(BoundaryId(0, 3), chain)
 
 
 @pytest.mark.holds("generation-before-training")
@@ -77,8 +77,8 @@ def test_a_missing_record_on_the_chain_is_corrupt() -> None:
 class _Kept:
     """An image of the model: where it was made, and the whole life that led to it."""
 
-    at: StepId
-    life: tuple[StepId, ...]
+    at: BoundaryId
+    life: tuple[BoundaryId, ...]
 
 
 class _World:
@@ -88,7 +88,7 @@ class _World:
         self._rng = rng
         self.generations: dict[int, Generation] = {}
         self.images: list[_Kept] = []
-        self._alive: dict[int, tuple[StepId, ...]] = {}
+        self._alive: dict[int, tuple[BoundaryId, ...]] = {}
 
     def start(self) -> None:
         """A new generation takes up an image that counts for the newest one, or any old image, or none."""
@@ -97,7 +97,7 @@ class _World:
         living = [image for image in self.images if self.in_newest_life(image)]
         pool = living if choice < 0.6 else self.images if choice < 0.9 else []
         origin = self._rng.choice(pool) if pool else None
-        parent = None if origin is None else (origin.at.generation, origin.at.step)
+        parent = None if origin is None else (origin.at.generation, origin.at.boundary)
         self.generations[number] = generation(number, parent)
         self._alive[number] = () if origin is None else origin.life
 
@@ -105,7 +105,7 @@ class _World:
         """Some generation, the newest or one that does not know that it is dead, finishes a step and keeps it."""
         number = len(self.generations) if self._rng.random() < 0.7 else self._rng.randint(1, len(self.generations))
         life = self._alive[number]
-        at = StepId((life[-1].step if life else 0) + 1, number)
+        at = BoundaryId((life[-1].boundary if life else 0) + 1, number)
         self._alive[number] = (*life, at)
         self.images.append(_Kept(at, self._alive[number]))
 
@@ -113,7 +113,7 @@ class _World:
         newest = len(self.generations)
         return image.at.generation == newest or image.at in self._life_before(newest)
 
-    def _life_before(self, number: int) -> set[StepId]:
+    def _life_before(self, number: int) -> set[BoundaryId]:
         """Steps that the newest generation had behind it when it started."""
         return {at for at in self._alive[number] if at.generation != number}
 

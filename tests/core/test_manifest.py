@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.documents import seal, unseal
-from surefoot.core.layout import StepId, commit_key
+from surefoot.core.layout import BoundaryId, commit_key
 from surefoot.core.manifest import (
     Generation,
     Manifest,
@@ -25,7 +25,7 @@ from surefoot.core.manifest import (
 )
 from surefoot.errors import CorruptError
 
-_AT = StepId(1200, 7)
+_AT = BoundaryId(1200, 7)
 _TEXTS = ["", "é", "a\nb", "😀", "\ud800", "x" * 400, 'quote"', "\0"]
 _numbers = st.floats(0, 2e9)
 
@@ -82,10 +82,10 @@ def test_a_record_under_another_ones_key_is_refused() -> None:
     for data, read, wrong in [
         (generation(7).to_bytes(), Generation.from_bytes, generation(6).key),
         (shard(_AT, 0).ack_bytes(), Shard.from_ack, shard(_AT, 1).ack),
-        (shard(_AT, 0).ack_bytes(), Shard.from_ack, shard(StepId(1200, 6), 0).ack),
+        (shard(_AT, 0).ack_bytes(), Shard.from_ack, shard(BoundaryId(1200, 6), 0).ack),
         (shard(_AT, 0).ack_bytes(), Shard.from_ack, shard(_AT, 0, attempt="bbbb").ack),
-        (manifest(_AT).to_bytes(), Manifest.from_bytes, commit_key(StepId(1201, 7))),
-        (tombstone_bytes(_AT, 1.0), is_tombstone, commit_key(StepId(1201, 7))),
+        (manifest(_AT).to_bytes(), Manifest.from_bytes, commit_key(BoundaryId(1201, 7))),
+        (tombstone_bytes(_AT, 1.0), is_tombstone, commit_key(BoundaryId(1201, 7))),
     ]:
         with pytest.raises(CorruptError, match=f"^{wrong}: "):
             read(data, wrong)
@@ -99,7 +99,7 @@ def test_a_record_under_another_ones_key_is_refused() -> None:
 )
 def test_an_acknowledgement_comes_back(step: int, rank: int, attempt: str, text: str) -> None:
     """An acknowledgement is read back by value, its record included."""
-    made = shard(StepId(step, 3), rank, attempt=attempt, record={text: [text, {"n": 2**70}]})
+    made = shard(BoundaryId(step, 3), rank, attempt=attempt, record={text: [text, {"n": 2**70}]})
     assert Shard.from_ack(made.ack_bytes(), made.ack) == made
 
 
@@ -185,7 +185,7 @@ def test_an_unknown_trigger_is_refused(trigger: str) -> None:
 @pytest.mark.parametrize("committed", [0, 1, None, "false", []])
 def test_committed_is_true_or_false_and_nothing_like_it(committed: Any) -> None:
     """A parent's `committed` is a bool: the text "false" must not become true."""
-    parent = {"generation": 6, "step": 1, "committed": committed}
+    parent = {"generation": 6, "boundary": 1, "committed": committed, "step": 1}
     with pytest.raises(CorruptError, match="'committed' is not true or false"):
         Manifest.from_bytes(_change(_full(), parent=parent), commit_key(_AT))
     body = unseal(generation(7, (6, 1)).to_bytes(), "x")

@@ -12,7 +12,7 @@ from core_samples import PLAN_A, PLAN_B, generation, history, manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Manifest
 from surefoot.core.recovery import Copy, Facts, Look, Place, Restore, Source, decide, ranking, wholes
@@ -23,7 +23,7 @@ _CHAIN = cuts(_GENERATIONS)
 _PLACES: tuple[Place, ...] = ("ram", "disk", "object")
 _sources = st.builds(
     Source,
-    st.builds(StepId, st.integers(0, 40), st.integers(1, 3)),
+    st.builds(BoundaryId, st.integers(0, 40), st.integers(1, 3)),
     st.sampled_from(_PLACES),
     st.sampled_from([PLAN_A, PLAN_B]),
     st.booleans(),
@@ -35,11 +35,11 @@ _rows = st.tuples(
 
 
 def _source(step: int, number: int, place: Place = "object", plan: str = PLAN_A, committed: bool = True) -> Source:
-    return Source(StepId(step, number), place, plan, committed)
+    return Source(BoundaryId(step, number), place, plan, committed)
 
 
 def _copy(step: int, rank: int, node: str = "a", **other: object) -> Copy:
-    made = Copy(StepId(step, 1), PLAN_A, 2, rank, f"{step:04d}{rank}", 100 + rank, node)
+    made = Copy(BoundaryId(step, 1), PLAN_A, 2, rank, f"{step:04d}{rank}", 100 + rank, node)
     return replace(made, **other)  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ def test_ranks_on_several_nodes_make_one_whole() -> None:
     """Rank 0 on one node and rank 1 on another are a step; rank 0 twice is none."""
     apart = [_copy(7, 0, "a"), _copy(7, 1, "b")]
     (whole,) = wholes(apart, _CHAIN)
-    assert whole == Source(StepId(7, 1), "ram", PLAN_A, False, ((apart[0],), (apart[1],)))
+    assert whole == Source(BoundaryId(7, 1), "ram", PLAN_A, False, ((apart[0],), (apart[1],)))
     assert wholes([apart[0], replace(apart[0], node="b")], _CHAIN) == []
 
 
@@ -79,11 +79,11 @@ def test_ranks_on_several_nodes_make_one_whole() -> None:
     "other",
     [
         {"plan": PLAN_B},
-        {"at": StepId(8, 1)},
-        {"at": StepId(7, 2)},
+        {"at": BoundaryId(8, 1)},
+        {"at": BoundaryId(7, 2)},
         {"world_size": 3},
         {"rank": 2},
-        {"at": StepId(7, 3)},
+        {"at": BoundaryId(7, 3)},
     ],
 )
 def test_what_differs_in_plan_step_generation_or_number_of_ranks_is_never_mixed(other: dict[str, object]) -> None:
@@ -104,7 +104,7 @@ def test_copies_that_contradict_each_other_are_not_believed() -> None:
 def test_what_an_abandoned_branch_holds_in_memory_does_not_count() -> None:
     """Step 21 of generation 1 is beyond the step at which generation 2 branched off; step 20 counts."""
     have = [_copy(step, rank) for step in (20, 21) for rank in (0, 1)]
-    assert [w.at for w in wholes(have, _CHAIN)] == [StepId(20, 1)]
+    assert [w.at for w in wholes(have, _CHAIN)] == [BoundaryId(20, 1)]
 
 
 @pytest.mark.holds("one-choice")
@@ -113,7 +113,7 @@ def test_the_order_of_reports_decides_nothing(
     rows: list[tuple[int, int, int, str, str]], shuffler: random.Random
 ) -> None:
     """Every node that knows the same copies chooses the same; each choice counts and has every rank of one plan."""
-    have = [Copy(StepId(s, g), plan, 2, rank, f"{s}{g}{rank}", 1, node) for s, g, rank, node, plan in rows]
+    have = [Copy(BoundaryId(s, g), plan, 2, rank, f"{s}{g}{rank}", 1, node) for s, g, rank, node, plan in rows]
     first = wholes(have, _CHAIN)
     shuffler.shuffle(have)
     assert wholes(have, _CHAIN) == first
@@ -182,8 +182,8 @@ def test_the_order_of_facts_decides_nothing(
     rows: list[tuple[int, int, int, str, str]], steps: set[int], shuffler: random.Random
 ) -> None:
     """However often what was chosen fails, the next choice is the same for the same facts, and none comes twice."""
-    copies = [Copy(StepId(s, g), plan, 2, rank, f"{s}{g}{rank}", 1, node) for s, g, rank, node, plan in rows]
-    manifests = [manifest(StepId(step, 2), retired=None if step % 3 else 5.0) for step in sorted(steps)]
+    copies = [Copy(BoundaryId(s, g), plan, 2, rank, f"{s}{g}{rank}", 1, node) for s, g, rank, node, plan in rows]
+    manifests = [manifest(BoundaryId(step, 2), retired=None if step % 3 else 5.0) for step in sorted(steps)]
     failed: list[Source] = []
     while isinstance(chosen := decide(_facts(copies, manifests, failed)), Restore):
         mixed, others = list(copies), list(manifests)
@@ -197,12 +197,12 @@ def test_the_order_of_facts_decides_nothing(
 
 def test_a_manifest_is_read_only_when_nothing_in_memory_is_as_new() -> None:
     """A restart from memory costs no reading of manifests, and of older ones none is read before its turn."""
-    stored = [manifest(StepId(step, 2)) for step in (25, 30)]
-    in_memory = [_copy(30, rank, at=StepId(30, 2)) for rank in (0, 1)]
+    stored = [manifest(BoundaryId(step, 2)) for step in (25, 30)]
+    in_memory = [_copy(30, rank, at=BoundaryId(30, 2)) for rank in (0, 1)]
     assert decide(_facts(in_memory, stored, read=False)) == Restore(wholes(in_memory, _CHAIN)[0])
-    assert decide(_facts([], stored, read=False)) == Look(StepId(30, 2))
-    older = [_copy(29, rank, at=StepId(29, 2)) for rank in (0, 1)]
-    assert decide(_facts(older, stored, read=False)) == Look(StepId(30, 2))
+    assert decide(_facts([], stored, read=False)) == Look(BoundaryId(30, 2))
+    older = [_copy(29, rank, at=BoundaryId(29, 2)) for rank in (0, 1)]
+    assert decide(_facts(older, stored, read=False)) == Look(BoundaryId(30, 2))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,6 @@ def test_another_node_is_given_the_same_source() -> None:
     assert (there.holders, there.at, there.place) == (whole.holders, whole.at, "ram")
     stored = _source(30, 2, "object")
     assert Source.from_json(stored.to_json()) == stored
-    for wrong in ({"place": "tape"}, {"place": "ram"}, {"step": -1}, {"copies": [{}]}):
+    for wrong in ({"place": "tape"}, {"place": "ram"}, {"boundary": -1}, {"copies": [{}]}):
         with pytest.raises(CorruptError):
             Source.from_json({**stored.to_json(), **wrong})

@@ -11,19 +11,19 @@ from core_samples import generation, history, manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
 
 
-def _at(step: int, number: int = 1) -> StepId:
-    return StepId(step, number)
+def _at(step: int, number: int = 1) -> BoundaryId:
+    return BoundaryId(step, number)
 
 
 def _retire(
-    manifests: Collection[Manifest], generations: Mapping[int, Generation], verified: Collection[StepId]
-) -> list[StepId]:
+    manifests: Collection[Manifest], generations: Mapping[int, Generation], verified: Collection[BoundaryId]
+) -> list[BoundaryId]:
     return to_retire(list(manifests), cuts(generations), generations, verified)
 
 
@@ -41,7 +41,7 @@ def test_all_but_the_newest_two_verified_go() -> None:
 
 
 @pytest.mark.parametrize("verified", [[], [_at(50)], [_at(50), _at(50)], [_at(999), _at(50)], [_at(50), _at(50, 2)]])
-def test_with_fewer_than_two_verified_nothing_goes(verified: list[StepId]) -> None:
+def test_with_fewer_than_two_verified_nothing_goes(verified: list[BoundaryId]) -> None:
     """None or one verified checkpoint, named twice, absent, or of another generation: everything stays."""
     assert _retire([manifest(_at(step)) for step in (10, 20, 30, 40, 50)], _ONE, verified) == []
 
@@ -117,7 +117,7 @@ def test_an_empty_run_has_nothing_to_give_up() -> None:
 class _Run:
     generations: dict[int, Generation]
     manifests: list[Manifest]
-    verified: set[StepId]
+    verified: set[BoundaryId]
 
     @property
     def chain(self) -> dict[int, float]:
@@ -127,7 +127,7 @@ class _Run:
         given_up = set(_retire(self.manifests, self.generations, self.verified))
         return [made for made in self.manifests if made.retired is None and made.at not in given_up]
 
-    def good(self, made: Collection[Manifest]) -> list[StepId]:
+    def good(self, made: Collection[Manifest]) -> list[BoundaryId]:
         """Verified, not retired, on the lineage; newest first."""
         return sorted(
             {m.at for m in made if m.retired is None and m.at in self.verified and counts(m.at, self.chain)},
@@ -141,7 +141,7 @@ def _random_run(rng: random.Random) -> _Run:
     for each in range(2, number + 1):
         parent = None if rng.random() < 0.15 else (rng.randint(1, each - 1), rng.randint(0, 12))
         generations[each] = generation(each, parent, committed=rng.random() < 0.5)
-    ats = {StepId(rng.randint(0, 12), rng.randint(1, number)) for _ in range(rng.randint(0, 10))}
+    ats = {BoundaryId(rng.randint(0, 12), rng.randint(1, number)) for _ in range(rng.randint(0, 10))}
     made = [
         manifest(at, tag="best" if rng.random() < 0.2 else None, retired=1.0 if rng.random() < 0.2 else None)
         for at in sorted(ats)
@@ -185,7 +185,7 @@ def test_what_the_newest_generation_stands_on_stays(seed: int) -> None:
     good = run.good(run.manifests)
     if parent is None or any(at.generation == newest for at in good):
         return
-    below = [at for at in good if at.step <= parent.step]
+    below = [at for at in good if at.boundary <= parent.boundary]
     assert not below or below[0] in {made.at for made in run.kept()}
 
 
@@ -238,7 +238,7 @@ def test_a_step_that_could_still_matter_is_never_abandoned(seed: int) -> None:
     rng = random.Random(seed)
     run = _random_run(rng)
     newest = max(run.generations)
-    steps = {StepId(rng.randint(0, 12), rng.randint(1, newest + 1)) for _ in range(8)}
+    steps = {BoundaryId(rng.randint(0, 12), rng.randint(1, newest + 1)) for _ in range(8)}
     good = run.good(run.manifests)
     bound = good[1] if len(good) >= 2 else None
     taken = {made.at for made in run.manifests}

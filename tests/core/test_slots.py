@@ -124,18 +124,18 @@ def _explore(model: _Model) -> _Outcome:
 
 
 def _not_my_newest(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
-    newest = max(slot.step for slot in slots)
-    free = [i for i, slot in enumerate(slots) if not slot.pinned and (slot.step == NEVER or slot.step < newest)]
-    return sorted(free, key=lambda i: slots[i].step)
+    newest = max(slot.boundary for slot in slots)
+    free = [i for i, slot in enumerate(slots) if not slot.pinned and (slot.boundary == NEVER or slot.boundary < newest)]
+    return sorted(free, key=lambda i: slots[i].boundary)
 
 
 def _not_newer_than_sealed(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
-    free = [i for i, s in enumerate(slots) if not s.pinned and (s.step == NEVER or s.step <= sealed_on_all)]
-    return sorted(free, key=lambda i: slots[i].step)
+    free = [i for i, s in enumerate(slots) if not s.pinned and (s.boundary == NEVER or s.boundary <= sealed_on_all)]
+    return sorted(free, key=lambda i: slots[i].boundary)
 
 
 def _anything_unpinned(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
-    return sorted((i for i, slot in enumerate(slots) if not slot.pinned), key=lambda i: slots[i].step)
+    return sorted((i for i, slot in enumerate(slots) if not slot.pinned), key=lambda i: slots[i].boundary)
 
 
 def _newest_first(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
@@ -197,9 +197,11 @@ def test_only_unpinned_and_outlived_slots_are_offered_oldest_first(slots: list[S
     """Exactly the unpinned slots that are empty or older than a step known on all ranks, in order of age."""
     offered = reusable(slots, sealed_on_all)
     wanted = {
-        i for i, slot in enumerate(slots) if not slot.pinned and (slot.step == NEVER or slot.step < sealed_on_all)
+        i
+        for i, slot in enumerate(slots)
+        if not slot.pinned and (slot.boundary == NEVER or slot.boundary < sealed_on_all)
     }
     assert set(offered) == wanted
     assert len(offered) == len(wanted)
-    ages = [slots[i].step for i in offered]
+    ages = [slots[i].boundary for i in offered]
     assert ages == sorted(ages)

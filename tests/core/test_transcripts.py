@@ -40,7 +40,7 @@ from surefoot.core import eviction
 from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.commit import complete_set, make_manifest
 from surefoot.core.eviction import Count, Done, UploadReport, late_target, newest_to_ship, shipped_elsewhere, unfit
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import counts, cuts
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.recovery import Copy, Facts, Look, Refuse, Restore, Scratch, Source, decide, wholes
@@ -56,10 +56,10 @@ class _Status:
     def __init__(self) -> None:
         self.generations: dict[int, Generation] = {}
         self.manifests: list[Manifest] = []
-        self.verified: set[StepId] = set()
-        self.shards: list[StepId] = []
+        self.verified: set[BoundaryId] = set()
+        self.shards: list[BoundaryId] = []
         self.acks: list[Shard] = []
-        self.tombstones: list[StepId] = []
+        self.tombstones: list[BoundaryId] = []
         self.copies: list[Copy] = []
         self.silent: list[str] = []
         self.resume = "auto"
@@ -133,7 +133,7 @@ class _Status:
         assert self.chosen is not None
         self.failed.append(self.chosen)
         if words:
-            self.refused[f"step {self.chosen.at.step}"] = " ".join(words)
+            self.refused[f"step {self.chosen.at.boundary}"] = " ".join(words)
 
     def say_post(self, words: list[str]) -> None:
         numbers = {key: int(value) for key, _, value in (w.partition("=") for w in words if "=" in w)}
@@ -213,7 +213,7 @@ class _Status:
 
     def ask_restore(self, _words: list[str]) -> str:
         """The manifests that are looked at, and the end."""
-        read: dict[StepId, Manifest | None] = {}
+        read: dict[BoundaryId, Manifest | None] = {}
         stored = {made.at: made for made in self.manifests}
         looked = []
         while True:
@@ -271,8 +271,8 @@ class _Status:
         return _joined(name for name in ("stage", "replan", "durable", "stop", "skipped") if getattr(self.plan, name))
 
 
-def _at(words: list[str]) -> StepId:
-    return StepId(int(words[0]), int(words[1].removeprefix("g")))
+def _at(words: list[str]) -> BoundaryId:
+    return BoundaryId(int(words[0]), int(words[1].removeprefix("g")))
 
 
 def _options(words: list[str]) -> dict[str, str]:
@@ -283,8 +283,8 @@ def _joined(parts: Iterable[str]) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def _listed(ats: Iterable[StepId]) -> str:
-    return _joined(f"{at.step} g{at.generation}" for at in ats)
+def _listed(ats: Iterable[BoundaryId]) -> str:
+    return _joined(f"{at.boundary} g{at.generation}" for at in ats)
 
 
 @pytest.mark.parametrize("path", _TRANSCRIPTS, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.core.eviction import Link, UploadReport, unfit
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 
 NEWEST = 9
 NODES = ("a", "b", "c")
@@ -24,7 +24,7 @@ def _worlds(draw: st.DrawFn) -> dict[str, UploadReport]:
     steps = draw(st.lists(st.integers(1, 8), unique=True, max_size=3))
     world = {}
     for name in names:
-        here = [StepId(step, 1) for step in steps if draw(st.booleans()) or draw(st.booleans())]
+        here = [BoundaryId(step, 1) for step in steps if draw(st.booleans()) or draw(st.booleans())]
         left_s = draw(st.one_of(st.none(), st.floats(-5, 100)))
         world[name] = UploadReport(draw(_seconds), left_s, {at: draw(_seconds) for at in here})
     return world
@@ -34,7 +34,7 @@ def _left_s(world: dict[str, UploadReport]) -> float | None:
     return min((max(0.0, one.left_s) for one in world.values() if one.left_s is not None), default=None)
 
 
-def _fits(world: dict[str, UploadReport], left_s: float, at: StepId | None = None) -> bool:
+def _fits(world: dict[str, UploadReport], left_s: float, at: BoundaryId | None = None) -> bool:
     needed_s = [one.newest_s if at is None else one.older_s.get(at) for one in world.values()]
     return all(one_s is not None and one_s <= left_s for one_s in needed_s)
 
@@ -60,7 +60,7 @@ def _committed(world: dict[str, UploadReport]) -> int:
     found, left_s = unfit(world), _left_s(world) or 0.0
     if found is None:
         return NEWEST if _fits(world, left_s) else 0
-    return found.first.step if found.first is not None else 0
+    return found.first.boundary if found.first is not None else 0
 
 
 @given(_worlds(), st.sampled_from(NODES), st.floats(1, 100))

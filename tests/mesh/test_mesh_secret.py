@@ -29,7 +29,7 @@ def test_many_that_start_at_once_have_one_secret(tmp_path: Path) -> None:
         assert len(found[0].value) == 32
         assert await run_secret(open_tier(tmp_path)) == found[0]
         document = json.loads((tmp_path / SECRET_KEY).read_bytes())
-        assert document["body"] == {"format": 1, "secret": found[0].value.hex()}
+        assert document["body"] == {"format": 2, "secret": found[0].value.hex()}
 
     asyncio.run(story())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from surefoot.core.cadence import Cadence, next_start
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.recovery import Source, ranking
 from surefoot.money.closed_form import Outcome
 from surefoot.money.job import Job, Timing
@@ -215,7 +215,7 @@ def _lose(state: _State, eviction: Eviction, announced: float) -> _Cold:
 
 
 def _image(position_s: float, place: str) -> Source:
-    at = StepId(round(position_s * _TICKS_PER_S), 1)
+    at = BoundaryId(round(position_s * _TICKS_PER_S), 1)
     return Source(at=at, place="ram" if place == "ram" else "object", plan="", committed=place == "object")
 
 

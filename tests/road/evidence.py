@@ -54,7 +54,7 @@ def checkpoints(objects: Mapping[str, bytes]) -> dict[At, dict[str, Any]]:
     for key, data in objects.items():
         if key.startswith("commits/") and not key.startswith("commits/+"):
             body = body_of(data)
-            at = (body["step"], body["generation"])
+            at = (body["boundary"], body["generation"])
             assert key == f"commits/{at[0]:08d}-g{at[1]:04d}.json"
             if "tombstone" in body or body["retired"] is not None:
                 continue
@@ -64,7 +64,7 @@ def checkpoints(objects: Mapping[str, bytes]) -> dict[At, dict[str, Any]]:
 
 
 def check_whole(manifest: dict[str, Any], objects: Mapping[str, bytes]) -> None:
-    """Every shard of every rank is there, has its hash, and holds what was sealed at that step by that rank."""
+    """Every shard of every rank is there, has its hash, and holds what was sealed at that boundary by that rank."""
     assert [shard["rank"] for shard in manifest["shards"]] == list(range(manifest["world_size"]))
     assert f"plans/{manifest['plan']}.json" in objects
     for shard in manifest["shards"]:
@@ -72,9 +72,9 @@ def check_whole(manifest: dict[str, Any], objects: Mapping[str, bytes]) -> None:
         data = objects[shard["path"]]
         assert len(data) == shard["size_bytes"]
         assert xxhash.xxh3_128_hexdigest(data) == shard["xxh3_128"]
-        at = (manifest["step"], manifest["generation"])
+        at = (manifest["boundary"], manifest["generation"])
         record = shard["record"]
-        assert (record["step"], record["generation"], record["rank"]) == (*at, shard["rank"])
+        assert (record["boundary"], record["generation"], record["rank"]) == (*at, shard["rank"])
         assert record["world_size"] == manifest["world_size"]
         _check_tensors(data, at, shard["rank"])
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from surefoot.core.documents import compact
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Leaf, Plan, Report
 from surefoot.core.slots import NEVER, SlotView, reusable
 from surefoot.exits import EVICTED, SUPERSEDED
@@ -30,9 +30,9 @@ STRUCTURE = json.dumps({name: {"$tensor": name} for name in (SHARED, OWN)})
 TICK_S = 0.02
 
 
-def content(step: int, generation: int, leaf: str, rank: int, size_bytes: int) -> bytes:
-    """The bytes of a leaf: different for every step, generation, leaf and, for a rank's own, rank."""
-    whose = f"{step}/{generation}/{leaf}" + (f"/{rank}" if leaf == OWN else "")
+def content(boundary: int, generation: int, leaf: str, rank: int, size_bytes: int) -> bytes:
+    """The bytes of a leaf: different for every boundary, generation, leaf and, for a rank's own, rank."""
+    whose = f"{boundary}/{generation}/{leaf}" + (f"/{rank}" if leaf == OWN else "")
     return hashlib.shake_256(whose.encode()).digest(size_bytes)
 
 
@@ -60,7 +60,7 @@ class Trainer:
         self._generation = 0
         self._segment: Segment | None = None
         self._plan: Plan | None = None
-        self._steps: list[int] = []
+        self._boundaries: list[int] = []
         self._pins: dict[int, int] = {}
         self._newest: dict[str, Any] | None = None
 
@@ -92,46 +92,61 @@ class Trainer:
         start = answer["start"]
         wrong = self._check(start) if start is not None else []
         loaded, _fds = self._ask({"op": "loaded", "error": f"wrong bytes: {wrong}" if wrong else None})
-        self._set(RankWord.FINISHED, (start["step"] if start is not None else 0) + 1)
+        self._set(RankWord.FINISHED, (start["boundary"] if start is not None else 0) + 1)
+        self._set(RankWord.STEP, (start["step"] if start is not None else 0) + 1)
         self._set(RankWord.PHASE, Phase.TRAINING)
         return {
             "generation": self._generation,
             "step": start and start["step"],
+            "boundary": start and start["boundary"],
+            "epoch": start and start["epoch"],
             "place": start and start["place"],
             "of": start and [start["record"]["step"], start["record"]["generation"], start["record"]["world_size"]],
             "wrong": wrong,
             "error": loaded.get("error"),
         }
 
-    def save(self, step: int, trigger: str | None = "manual", tag: str | None = None, wait: bool = True) -> Any:
-        """Finish a step, seal it, and wait until it is committed or given up."""
+    def save(
+        self,
+        step: int,
+        trigger: str | None = "manual",
+        tag: str | None = None,
+        wait: bool = True,
+        boundary: int | None = None,
+        epoch: int | None = None,
+    ) -> Any:
+        """Come to a boundary, seal it, and wait until it is committed or given up. Its number is mostly the step's."""
         if self._segment is None:
             self._make_plan()
         segment = self._segment
         assert segment is not None
         slot = self._free_slot(segment)
         segment.begin(slot)
-        self._fill(segment, slot, step)
-        at = StepId(step, self._generation)
-        seq = segment.seal(slot, at, self._record(step, trigger, tag), durable=trigger is not None, staged_ns=boot_ns())
-        self._steps[slot] = step
+        at = BoundaryId(step if boundary is None else boundary, self._generation, step, epoch)
+        self._fill(segment, slot, at.boundary)
+        seq = segment.seal(slot, at, self._record(at, trigger, tag), durable=trigger is not None, staged_ns=boot_ns())
+        self._boundaries[slot] = at.boundary
         if trigger is not None:
             self._pins[slot] = seq
-        self._set(RankWord.SEALED, step + 1)
-        self._set(RankWord.FINISHED, step + 1)
-        self._newest = {"op": "sealed", "plan": segment.plan_hash, "slot": slot, "seq": seq, "step": step}
-        self._newest |= {"generation": self._generation, "trigger": trigger, "tag": tag}
+        self._set(RankWord.STEP, step + 1)
+        self._set(RankWord.SEALED, at.boundary + 1)
+        self._set(RankWord.FINISHED, at.boundary + 1)
+        self._newest = {"op": "sealed", "plan": segment.plan_hash, "slot": slot, "seq": seq, **at.to_json()}
+        self._newest |= {"trigger": trigger, "tag": tag}
         self._send(self._newest)
         if not wait or trigger is None:
             return {"slot": slot}
-        return self.wait(step)
+        return self.wait(step, at.boundary)
 
-    def wait(self, step: int) -> Any:
-        """Wait until a step is committed or given up."""
-        return self._ask({"op": "wait", "step": step, "generation": self._generation})[0]
+    def wait(self, step: int, boundary: int | None = None) -> Any:
+        """Wait until a boundary is committed or given up."""
+        return self._ask({"op": "wait", **self._at(step, boundary)})[0]
 
-    def ensure(self, step: int) -> Any:
-        return self._ask({"op": "ensure", "step": step})[0]
+    def ensure(self, step: int, boundary: int | None = None) -> Any:
+        return self._ask({"op": "ensure", **self._at(step, boundary)})[0]
+
+    def _at(self, step: int, boundary: int | None) -> dict[str, Any]:
+        return BoundaryId(step if boundary is None else boundary, self._generation, step).to_json()
 
     def bye(self, step: int, finished: bool) -> Any:
         return self._ask({"op": "bye", "step": step, "finished": finished, "wait_safe": False})[0]
@@ -162,43 +177,42 @@ class Trainer:
             Leaf(OWN, "uint8", (self._sizes[OWN],), "local"),
         )
         report = Report(leaves, STRUCTURE).to_json()
-        about = {"step": 1, "generation": self._generation}
+        about = self._at(1, None)
         answer, fds = self._ask({"op": "report", "report": report, "record_bytes": 2000, "slots": 3, **about})
         if answer.get("error"):
             raise ValueError(answer["error"])
         segment = open_segment(fds[0], None)
         self._segment, self._plan = segment, segment.plan()
-        self._steps = [NEVER] * segment.num_slots
+        self._boundaries = [NEVER] * segment.num_slots
         self._pins = {slot: segment.seq(slot) for slot in answer["pinned"]}
 
     def _free_slot(self, segment: Segment) -> int:
         assert self._board is not None
         while True:
-            views = [SlotView(step, slot in self._pins) for slot, step in enumerate(self._steps)]
+            views = [SlotView(boundary, slot in self._pins) for slot, boundary in enumerate(self._boundaries)]
             free = reusable(views, self._board.sealed_on_all(self._generation, self._local_world_size))
             if free:
                 return free[0]
             self._pump(TICK_S)
 
-    def _fill(self, segment: Segment, slot: int, step: int) -> None:
+    def _fill(self, segment: Segment, slot: int, boundary: int) -> None:
         assert self._plan is not None
         leaves = {item.box.name: item.leaf for item in self._plan.items if item.rank == self._rank}
         image = segment.image(slot)
         for box, start in self._plan.image(self._rank).places:
-            data = content(step, self._generation, leaves[box.name], self._rank, box.size_bytes)
+            data = content(boundary, self._generation, leaves[box.name], self._rank, box.size_bytes)
             image[start : start + len(data)] = data
 
-    def _record(self, step: int, trigger: str | None, tag: str | None) -> bytes:
+    def _record(self, at: BoundaryId, trigger: str | None, tag: str | None) -> bytes:
         return compact(
             {
-                "step": step,
-                "generation": self._generation,
+                **at.to_json(),
                 "rank": self._rank,
                 "world_size": self._world_size,
                 "trigger": trigger,
                 "tag": tag,
                 "metrics": {},
-                "values": {"lucky": 1000 * step + self._rank},
+                "values": {"lucky": 1000 * (at.step or 0) + self._rank},
             }
         )
 
@@ -207,12 +221,15 @@ class Trainer:
         plan = Plan.from_body(start["plan"])
         record, of_rank = start["record"], int(start["of_rank"])
         images = {body["rank"]: (fds[0], body["offset"], body["size"]) for body, fds in self._images}
-        wrong = [] if record["step"] == start["step"] else [f"step {start['step']} has the record of {record['step']}"]
+        labels = ("boundary", "step", "epoch")
+        wrong = [
+            f"{name} {start[name]} has the record of {record[name]}" for name in labels if record[name] != start[name]
+        ]
         if record["values"]["lucky"] != 1000 * record["step"] + of_rank:
             wrong.append("values")
         for leaf, item in plan.sources(of_rank).items():
             data = _part_of(plan, item.rank, item.box.name, images[item.rank])
-            if data != content(record["step"], record["generation"], leaf, of_rank, item.box.size_bytes):
+            if data != content(record["boundary"], record["generation"], leaf, of_rank, item.box.size_bytes):
                 wrong.append(leaf)
         for fd, _offset, _size in images.values():
             os.close(fd)

@@ -92,6 +92,7 @@ def play_trainer(board: Board, rank: int, given: argparse.Namespace) -> None:
     board.set_rank(rank, RankWord.PHASE, Phase.RESTORING)
     beat()
     begin = len(progress.read_bytes()) if progress.exists() else 0
+    board.set_rank(rank, RankWord.STEP, begin + 1)
     board.set_rank(rank, RankWord.FINISHED, begin + 1)
     with progress.open("ab", buffering=0) as done:
         for step in range(begin, given.steps):
@@ -99,6 +100,7 @@ def play_trainer(board: Board, rank: int, given: argparse.Namespace) -> None:
             beat()
             while step == given.hang_at:
                 stay_here_for_ever()
+            board.set_rank(rank, RankWord.STEP, step + 2)
             board.set_rank(rank, RankWord.FINISHED, step + 2)
             for phase in (Phase.FILLING, Phase.SEALED):
                 board.set_rank(rank, RankWord.PHASE, phase)

@@ -13,7 +13,7 @@ from sim_start import Starting
 from sim_trainer import Order, Turn
 
 from surefoot.core.eviction import Count
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Shard
 from surefoot.core.recovery import Copy
 from surefoot.core.relay import Progress
@@ -44,7 +44,7 @@ class Brain:
         self.reports: dict[Turn, dict[str, list[Copy]]] = {}
         self.training: dict[Turn, set[str]] = {}
         self.notices: dict[str, float] = {}
-        self.pending: dict[StepId, float] = {}
+        self.pending: dict[BoundaryId, float] = {}
         self.gone = False
         self.held: Round | None = None
         self.counted: dict[str, list[Count]] = {}
@@ -305,18 +305,18 @@ class Brain:
         """A generation begins here: what it does not continue is history."""
         board = self.node.board
         board.generation, board.known = order.turn[0], Progress(order.turn[0])
-        start = order.source.at if order.source is not None else StepId(0, 0)
-        board.begun_at = start.step
+        start = order.source.at if order.source is not None else BoundaryId(0, 0)
+        board.begun_at = start.boundary
         committed = order.source is not None and order.source.committed
         if committed or board.committed > start:
-            board.committed = start if committed else StepId(0, 0)
+            board.committed = start if committed else BoundaryId(0, 0)
         chosen = (
             {(copy.rank, copy.plan) for of in order.source.copies for copy in of} if order.source is not None else set()
         )
         for segment in self.node.segments:
             for slot in segment.slots:
                 keep = (slot.at == start and (segment.rank, segment.plan) in chosen) or slot.pinned
-                if slot.at.step > start.step and not slot.readers:
+                if slot.at.boundary > start.boundary and not slot.readers:
                     slot.pinned = keep = False
                 if slot.seq and not keep:
                     if slot.sealed:
@@ -324,13 +324,13 @@ class Brain:
                     slot.voided_seq = slot.seq
                     slot.seq += slot.seq % 2
                     slot.voided_seq = slot.seq
-        if start.step >= self.world.setting.steps and not committed:
+        if start.boundary >= self.world.setting.steps and not committed:
             self._ship_what_is_left(start)
-        self.pending = {at: since for at, since in self.pending.items() if at.step <= start.step}
+        self.pending = {at: since for at, since in self.pending.items() if at.boundary <= start.boundary}
         if self.leads:
             self.spawn("durable", self._durable())
 
-    def _ship_what_is_left(self, at: StepId) -> None:
+    def _ship_what_is_left(self, at: BoundaryId) -> None:
         """Nothing is left to be trained, but the last step is in memory only: it is shipped as it lies there."""
         for _segment, slot in self.node.sealed_slots():
             if slot.at == at and not slot.pinned:
@@ -356,7 +356,7 @@ class Brain:
         ]
         if not found:
             return None
-        return min(found, key=lambda f: (_URGENCY[f[1].record["trigger"]], -f[1].at.step))
+        return min(found, key=lambda f: (_URGENCY[f[1].record["trigger"]], -f[1].at.boundary))
 
     def _ship(self) -> Steps:
         while True:
@@ -442,7 +442,7 @@ class Brain:
             self._turn = (*about, turn_s)
         return self._turn[2]
 
-    def _try_commit(self, at: StepId) -> Steps:
+    def _try_commit(self, at: BoundaryId) -> Steps:
         try:
             manifest = yield from self.records.commit(at)
         except SupersededError:
@@ -459,16 +459,16 @@ class Brain:
             except SupersededError:
                 self.supersede()
 
-    def _note_commit(self, at: StepId) -> None:
+    def _note_commit(self, at: BoundaryId) -> None:
         """A step is durable; one that the current generation does not continue means nothing."""
         if at > self.node.board.committed and self._continues(at):
             self.node.board.committed = at
             self.touch()
 
-    def _continues(self, at: StepId) -> bool:
+    def _continues(self, at: BoundaryId) -> bool:
         # By what outlives this agent: one that replaces it has seen no order.
         board = self.node.board
-        return at.generation == board.generation or at.step <= board.begun_at
+        return at.generation == board.generation or at.boundary <= board.begun_at
 
     def supersede(self) -> None:
         """A newer launch owns the run: this one stops for good."""

@@ -10,22 +10,22 @@ from typing import Any
 from sim_kernel import Kernel, Process
 
 from surefoot.core.documents import digest
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.relay import Progress
 from surefoot.core.slots import NEVER
 
-_NOTHING = StepId(0, 0)
+_NOTHING = BoundaryId(0, 0)
 _NOWHERE = Progress(0)
 PARTS = 2
 """Pieces in which an image is written and read: between them anything may happen."""
 
 
-def image_part(plan: str, rank: int, at: StepId, history: str, part: int) -> bytes:
+def image_part(plan: str, rank: int, at: BoundaryId, history: str, part: int) -> bytes:
     """One piece of one rank's image. It says what it is: a wrong one shows wherever it turns up."""
     return f"{plan}/{rank}/{at}/{history}/{part};".encode()
 
 
-def image_bytes(plan: str, rank: int, at: StepId, history: str) -> bytes:
+def image_bytes(plan: str, rank: int, at: BoundaryId, history: str) -> bytes:
     return b"".join(image_part(plan, rank, at, history, part) for part in range(PARTS))
 
 
@@ -38,7 +38,7 @@ class Slot:
     """One image-sized place. `seq` is odd while it is filled; it is hashed if `hashed_seq` equals it."""
 
     seq: int = 0
-    at: StepId = _NOTHING
+    at: BoundaryId = _NOTHING
     parts: list[bytes] = field(default_factory=lambda: [b""] * PARTS)
     record: dict[str, Any] = field(default_factory=dict)
     hashed_seq: int = -1
@@ -89,8 +89,8 @@ class Words:
     """The step that it started from. Agents read it from its record."""
     leaving_until_s: float | None = None
     wanted: int = 0
-    committed: StepId = _NOTHING
-    given_up: StepId = _NOTHING
+    committed: BoundaryId = _NOTHING
+    given_up: BoundaryId = _NOTHING
     """Newest image that turned out bad when it was sent."""
     known: Progress = _NOWHERE
     """The minimum over all nodes, as relayed."""

@@ -11,7 +11,7 @@ from sim_node import hash_of
 from surefoot.core.agreement import at_boundary
 from surefoot.core.commit import commit_order, complete_set
 from surefoot.core.eviction import late_target
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import Cuts, counts, cuts, superseding
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.core.recovery import Decision, Facts, decide
@@ -25,15 +25,15 @@ class Policy:
     """What agents and trainers decide by. Every field can be swapped for one run of the world."""
 
     cuts: Callable[[Mapping[int, Generation]], Cuts] = cuts
-    counts: Callable[[StepId, Cuts], bool] = counts
+    counts: Callable[[BoundaryId, Cuts], bool] = counts
     superseding: Callable[[Mapping[int, Generation], Collection[str]], Generation | None] = superseding
     decide: Callable[[Facts], Decision] = decide
-    complete_set: Callable[[Iterable[Shard], StepId], tuple[Shard, ...] | None] = complete_set
+    complete_set: Callable[[Iterable[Shard], BoundaryId], tuple[Shard, ...] | None] = complete_set
     reusable: Callable[[Sequence[SlotView], int], list[int]] = reusable
     at_boundary: Callable[..., object] = at_boundary
-    to_retire: Callable[..., list[StepId]] = to_retire
+    to_retire: Callable[..., list[BoundaryId]] = to_retire
     to_sweep: Callable[..., list[Manifest]] = to_sweep
-    abandoned_steps: Callable[..., list[StepId]] = abandoned_steps
+    abandoned_steps: Callable[..., list[BoundaryId]] = abandoned_steps
     commit_order: Callable[[Sequence[str], Collection[str]], list[str]] = commit_order
     late_target: Callable[..., int | None] = late_target
     merge: Callable[..., object] = merge
@@ -52,20 +52,20 @@ REAL = Policy()
 
 
 def _not_my_newest(slots: Sequence[SlotView], _sealed_on_all: int) -> list[int]:
-    filling = any(slot.pinned and slot.step == NEVER for slot in slots)
-    newest = inf if filling else max(slot.step for slot in slots)
-    free = [i for i, slot in enumerate(slots) if not slot.pinned and (slot.step < newest or slot.step == NEVER)]
-    return sorted(free, key=lambda i: slots[i].step)
+    filling = any(slot.pinned and slot.boundary == NEVER for slot in slots)
+    newest = inf if filling else max(slot.boundary for slot in slots)
+    free = [i for i, slot in enumerate(slots) if not slot.pinned and (slot.boundary < newest or slot.boundary == NEVER)]
+    return sorted(free, key=lambda i: slots[i].boundary)
 
 
-def _one_short(acks: Iterable[Shard], at: StepId) -> tuple[Shard, ...] | None:
+def _one_short(acks: Iterable[Shard], at: BoundaryId) -> tuple[Shard, ...] | None:
     shards = {ack.id.rank: ack for ack in acks if ack.id.at == at}
     if shards and len(shards) >= next(iter(shards.values())).record["world_size"] - 1:
         return tuple(shards[rank] for rank in sorted(shards))
     return None
 
 
-def _any_plan(acks: Iterable[Shard], at: StepId) -> tuple[Shard, ...] | None:
+def _any_plan(acks: Iterable[Shard], at: BoundaryId) -> tuple[Shard, ...] | None:
     shards = {ack.id.rank: ack for ack in acks if ack.id.at == at}
     if shards and len(shards) == next(iter(shards.values())).record["world_size"]:
         return tuple(shards[rank] for rank in sorted(shards))
@@ -77,8 +77,8 @@ def _never_cut(generations: Mapping[int, Generation]) -> Cuts:
 
 
 def _newest_two_whatever_the_lineage(
-    manifests: Sequence[Manifest], _chain: Cuts, generations: Mapping[int, Generation], verified: Collection[StepId]
-) -> list[StepId]:
+    manifests: Sequence[Manifest], _chain: Cuts, generations: Mapping[int, Generation], verified: Collection[BoundaryId]
+) -> list[BoundaryId]:
     orphaned = {number: replace(generation, parent=None) for number, generation in generations.items()}
     return to_retire(manifests, dict.fromkeys(orphaned, inf), orphaned, verified)
 

@@ -15,7 +15,8 @@ from surefoot.core.layout import (
     COMMITS,
     GENERATIONS,
     STEPS,
-    StepId,
+    BoundaryId,
+    boundary_prefix,
     commit_key,
     generation_key,
     parse_ack,
@@ -23,7 +24,6 @@ from surefoot.core.layout import (
     parse_generation,
     parse_shard,
     plan_key,
-    step_prefix,
 )
 from surefoot.core.manifest import Generation, Manifest, Shard, tombstone_bytes
 from surefoot.errors import ObjectExistsError, ObjectMissingError, SupersededError, TierError
@@ -43,7 +43,7 @@ class Records:
         self._store = world.store
         self._plans: set[str] = set()
         self._acks: dict[str, Shard] = {}
-        self._verified: set[StepId] = set()
+        self._verified: set[BoundaryId] = set()
         self._read_s = -_TRUST_S
         self._kept_s = -1e9
 
@@ -103,7 +103,7 @@ class Records:
         data = yield from self.ask_all([self._store.get(generation_key(number)) for number in numbers])
         return {n: read_generation(d, generation_key(n)) for n, d in zip(numbers, data, strict=True)}
 
-    def manifests(self, ats: Sequence[StepId]) -> Steps:
+    def manifests(self, ats: Sequence[BoundaryId]) -> Steps:
         """Those that stand at the keys of these steps: no tombstones; given-up ones are among them."""
         data = yield from self.ask_all([self._store.get(commit_key(at)) for at in ats])
         return [m for at, d in zip(ats, data, strict=True) if d and (m := read_manifest(d, commit_key(at))) is not None]
@@ -114,9 +114,9 @@ class Records:
 
     # ------------------------------------------------------------------ committing
 
-    def complete(self, at: StepId) -> Steps:
+    def complete(self, at: BoundaryId) -> Steps:
         """The complete set of a step's acknowledgements, its shards being there; None if there is none."""
-        listed = yield from self.ask(self._store.list(step_prefix(at)))
+        listed = yield from self.ask(self._store.list(boundary_prefix(at)))
         acks = yield from self.read_acks([key for key in listed if parse_ack(key) is not None])
         shards = self._world.policy.complete_set(acks, at)
         if shards is None:
@@ -130,7 +130,7 @@ class Records:
         self._acks.update({k: read_ack(d, k) for k, d in zip(new, data, strict=True) if d is not None})
         return [self._acks[key] for key in keys if key in self._acks]
 
-    def commit(self, at: StepId) -> Steps:
+    def commit(self, at: BoundaryId) -> Steps:
         """Commit a step if it is complete. Returns the manifest that stands, or None if there is none.
 
         Raises:
@@ -149,7 +149,7 @@ class Records:
         yield from self.refuse_if_superseded()
         return standing
 
-    def _standing(self, at: StepId) -> Steps:
+    def _standing(self, at: BoundaryId) -> Steps:
         found = yield from self.manifests([at])
         return found[0] if found else None
 
@@ -201,7 +201,7 @@ class Records:
             yield from self.put(commit_key(manifest.at), tombstone_bytes(manifest.at, now_s))
 
     def _sweep_abandoned(
-        self, commits: Collection[StepId], generations: dict[int, Generation], known: Sequence[Manifest]
+        self, commits: Collection[BoundaryId], generations: dict[int, Generation], known: Sequence[Manifest]
     ) -> Steps:
         listed = yield from self.ask(self._store.list(STEPS))
         steps = {piece.at for key in listed if (piece := parse_shard(key) or parse_ack(key)) is not None}
@@ -218,8 +218,8 @@ class Records:
                     continue
             yield from self._delete_under(at)
 
-    def _delete_under(self, at: StepId) -> Steps:
-        for key in (yield from self.ask(self._store.list(step_prefix(at)))):
+    def _delete_under(self, at: BoundaryId) -> Steps:
+        for key in (yield from self.ask(self._store.list(boundary_prefix(at)))):
             yield from self.delete(key)
 
     def _still_newest(self, generations: dict[int, Generation]) -> Steps:

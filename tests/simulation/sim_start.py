@@ -10,7 +10,7 @@ from sim_kernel import Local, Sleep, Steps, Until
 from sim_store import Stored
 from sim_trainer import Turn
 
-from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard
+from surefoot.core.layout import STEPS, BoundaryId, parse_ack, parse_shard
 from surefoot.core.lineage import Cuts
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.recovery import Copy, Facts, Look, Refuse, Restore, Scratch, Source
@@ -107,7 +107,7 @@ class Starting:
         yield from self._finish_commits(generations, chain)
         commits = yield from self._records.commits()
         copies = [copy for of_node in answers.values() for copy in of_node if copy not in self._bad]
-        manifests: dict[StepId, Manifest | None] = {}
+        manifests: dict[BoundaryId, Manifest | None] = {}
         while True:
             facts = self._facts(generations, chain, copies, commits, manifests, answers)
             match policy.decide(facts):
@@ -129,8 +129,8 @@ class Starting:
         generations: dict[int, Generation],
         chain: Cuts,
         copies: Sequence[Copy],
-        commits: Sequence[StepId],
-        manifests: Mapping[StepId, Manifest | None],
+        commits: Sequence[BoundaryId],
+        manifests: Mapping[BoundaryId, Manifest | None],
         answers: Mapping[str, Sequence[Copy]],
     ) -> Facts:
         return Facts(
@@ -168,7 +168,7 @@ class Starting:
 
     def _record(self, generations: dict[int, Generation], source: Source | None) -> Generation:
         node = self._brain.node
-        parent = None if source is None else Parent(source.at.generation, source.at.step, source.committed)
+        parent = None if source is None else Parent(source.at.generation, source.at.boundary, source.committed)
         number = max(generations, default=0) + 1
         wall_s = node.wall_s(self._world.kernel.now)
         return Generation(number, node.launch, parent, self._round.size, node.name, wall_s)

@@ -12,7 +12,7 @@ from sim_store import Stored
 
 from surefoot.core.agreement import BoundaryPlan, Vector
 from surefoot.core.documents import digest
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.recovery import Copy, Source
 from surefoot.core.slots import NEVER, SlotView
 from surefoot.errors import TierError
@@ -87,7 +87,7 @@ class Trainer:
     ahead: bool = False
     """It has planned already what all are to plan at the next boundary."""
     flying: bool = False
-    ready: tuple[Segment, Slot, StepId, str] | None = None
+    ready: tuple[Segment, Slot, BoundaryId, str] | None = None
     """A step that was not due: its boundary leaves lie in an open slot, the rest can be had until the fence."""
     ended: str = ""
     """Why it ended: finished or evicted."""
@@ -98,7 +98,7 @@ class Trainer:
         order = yield from self._load()
         self.generation = order.turn[0]
         start = order.source.at if order.source is not None else None
-        self.step = start.step if start is not None else 0
+        self.step = start.boundary if start is not None else 0
         group = self.world.group(order.turn[0], self.round.size)
         yield Local("begin training", lambda: self._begin(start))
         self.world.kernel.spawn(self.process, "watch", self._watch())
@@ -174,7 +174,7 @@ class Trainer:
         first, last = self.rank * size // self.round.size, -(-(self.rank + 1) * size // self.round.size)
         return list(range(first, max(last, first + 1)))
 
-    def _begin(self, start: StepId | None) -> None:
+    def _begin(self, start: BoundaryId | None) -> None:
         if self.world.policy.record_before_training:
             self.world.truth.loaded(self.generation, self.rank, self.history, start)
         self.words = self.node.board.ranks[self.rank] = RankWords(self.generation)
@@ -239,7 +239,12 @@ class Trainer:
         free = self.world.policy.reusable(self._views(), self._known_sealed())
         if not free or self.segment is None:
             return
-        segment, slot, at, history = self.segment, self._slots()[free[0]], StepId(step, self.generation), self.history
+        segment, slot, at, history = (
+            self.segment,
+            self._slots()[free[0]],
+            BoundaryId(step, self.generation),
+            self.history,
+        )
         yield Local("begin slot", lambda: self._open(slot))
         piece = image_part(segment.plan, self.rank, at, history, 0)
         yield Local("fill 0", lambda: slot.parts.__setitem__(0, piece))
@@ -257,7 +262,7 @@ class Trainer:
 
     def _must_stage_late(self) -> bool:
         target = self.node.board.late_target
-        return self.ready is not None and self.words.hold and target == self.ready[2].step
+        return self.ready is not None and self.words.hold and target == self.ready[2].boundary
 
     def _known_passed(self) -> int:
         known = self.node.board.known
@@ -278,7 +283,7 @@ class Trainer:
     def _vector(self) -> Vector:
         board = self.node.board
         newest = max(
-            (s.at.step for s in self._slots() if s.sealed and s.at.generation == self.generation), default=NEVER
+            (s.at.boundary for s in self._slots() if s.sealed and s.at.generation == self.generation), default=NEVER
         )
         soon = max(newest, self.step) if self.world.setting.strict else self._known_sealed()
         return Vector(
@@ -295,7 +300,8 @@ class Trainer:
 
     def _views(self) -> list[SlotView]:
         return [
-            SlotView(slot.at.step if slot.sealed else NEVER, slot.pinned or slot.seq % 2 == 1) for slot in self._slots()
+            SlotView(slot.at.boundary if slot.sealed else NEVER, slot.pinned or slot.seq % 2 == 1)
+            for slot in self._slots()
         ]
 
     def _take(self, group: Group, step: int, todo: BoundaryPlan, *, must: bool) -> Steps:
@@ -316,7 +322,10 @@ class Trainer:
             yield from self._lay_ready(step)
             return
         slot = yield from self._slot(must)
-        at, trigger = StepId(step, self.generation), _trigger(todo, self.step in self.world.setting.saves, step, self)
+        at, trigger = (
+            BoundaryId(step, self.generation),
+            _trigger(todo, self.step in self.world.setting.saves, step, self),
+        )
         if trigger is not None:
             self.served = self.node.board.wanted
         yield Local("begin slot", lambda: self._open(slot))
@@ -346,7 +355,7 @@ class Trainer:
         slot.seq += 1 + slot.seq % 2
 
     def _copy(
-        self, segment: Segment, slot: Slot, at: StepId, history: str, trigger: str | None, *, counts: bool
+        self, segment: Segment, slot: Slot, at: BoundaryId, history: str, trigger: str | None, *, counts: bool
     ) -> Steps:
         """Bring a step into its slot, piece by piece, behind the next step."""
         for part in range(PARTS):
@@ -360,10 +369,10 @@ class Trainer:
         self.flying = False
         self.world.kernel.touch(self.node.index)
 
-    def _seal(self, segment: Segment, slot: Slot, at: StepId, trigger: str | None, *, counts: bool) -> None:
+    def _seal(self, segment: Segment, slot: Slot, at: BoundaryId, trigger: str | None, *, counts: bool) -> None:
         slot.at = at
         slot.record = {
-            "step": at.step, "generation": at.generation, "rank": self.rank, "world_size": self.round.size,
+            **at.to_json(), "rank": self.rank, "world_size": self.round.size,
             "trigger": trigger, "tag": None, "metrics": {},
         }  # fmt: skip
         slot.pinned = trigger is not None
@@ -371,8 +380,8 @@ class Trainer:
         self.world.truth.seals(segment, slot)
         if self.words is self.node.board.ranks.get(self.rank):
             if counts:
-                self.words.sealed = at.step
-            self.words.passed = at.step
+                self.words.sealed = at.boundary
+            self.words.passed = at.boundary
         self.world.kernel.touch(self.node.index)
 
     # ------------------------------------------------------------------ the end
@@ -380,16 +389,16 @@ class Trainer:
     def _leave(self, *, finished: bool) -> Steps:
         board = self.node.board
         if finished:
-            lost = StepId(self.step, self.generation)
-            yield Until(self.node.index, lambda: board.committed.step >= self.step or board.given_up == lost)
-            if board.committed.step < self.step:
+            lost = BoundaryId(self.step, self.generation)
+            yield Until(self.node.index, lambda: board.committed.boundary >= self.step or board.given_up == lost)
+            if board.committed.boundary < self.step:
                 # Its last step cannot be made durable: the script fails, and the launcher starts it again.
                 self.world.kernel.kill(self.process)
                 return
         else:
             until_s = board.leaving_until_s or 0.0
             left_s = max(0.1, until_s - self.world.kernel.now)
-            yield Until(self.node.index, lambda: board.committed.step >= self.step, left_s)
+            yield Until(self.node.index, lambda: board.committed.boundary >= self.step, left_s)
         self.ended = "finished" if finished else "evicted"
         self.process.alive = False
 

@@ -16,7 +16,7 @@ from sim_store import Store
 from surefoot.core.layout import (
     COMMITS,
     STEPS,
-    StepId,
+    BoundaryId,
     commit_key,
     generation_key,
     parse_ack,
@@ -52,9 +52,9 @@ class Truth:
         self._store = store
         self._nodes = nodes
         self.generations: dict[int, Generation] = {}
-        self._history: dict[StepId, str] = {}
+        self._history: dict[BoundaryId, str] = {}
         """What the state of a step really was."""
-        self._sealed: dict[tuple[StepId, str], set[int]] = {}
+        self._sealed: dict[tuple[BoundaryId, str], set[int]] = {}
         self._world: dict[int, int] = {}
         self.common: dict[int, int] = {}
         """By generation, the newest step that all its ranks have sealed under one plan."""
@@ -75,21 +75,21 @@ class Truth:
             parent = self.generations[number].parent
             if parent is None:
                 break
-            cut, number = min(cut, parent.step), parent.generation
+            cut, number = min(cut, parent.boundary), parent.generation
         return found
 
-    def on_lineage(self, at: StepId) -> bool:
-        return at.step <= self.chain().get(at.generation, -1)
+    def on_lineage(self, at: BoundaryId) -> bool:
+        return at.boundary <= self.chain().get(at.generation, -1)
 
     # ------------------------------------------------------------------ durable checkpoints
 
-    def checkpoints(self, *, right: bool = True) -> dict[StepId, Manifest]:
+    def checkpoints(self, *, right: bool = True) -> dict[BoundaryId, Manifest]:
         """Those on the lineage whose shards are all there (and right)."""
         chain, found = self.chain(), {}
         for key in self._store.keys(COMMITS):
             at = parse_commit(key)
             assert at is not None
-            if at.step <= chain.get(at.generation, -1):
+            if at.boundary <= chain.get(at.generation, -1):
                 manifest = read_manifest(self._store.peek(key) or b"", key)
                 good = self._is_good if right else self._is_there
                 if manifest is not None and manifest.retired is None and good(manifest):
@@ -97,7 +97,7 @@ class Truth:
         return found
 
     def newest_durable(self) -> int:
-        return max((at.step for at in self.checkpoints()), default=0)
+        return max((at.boundary for at in self.checkpoints()), default=0)
 
     def _is_good(self, manifest: Manifest) -> bool:
         return all(self._store.peek(shard.key) == self._image(shard) for shard in manifest.shards)
@@ -124,11 +124,11 @@ class Truth:
         self._check(number == len(self.generations) + 1, f"generation {number} has no predecessor")
         parent = generation.parent
         if parent is not None:
-            at = StepId(parent.step, parent.generation)
+            at = BoundaryId(parent.boundary, parent.generation)
             self._check(self.on_lineage(at), f"generation {number} stands on {at}, which does not count")
             self._check(at in self._history, f"generation {number} stands on {at}, which never was")
         floor = self._floor.get(generation, 0)
-        step = 0 if parent is None else parent.step
+        step = 0 if parent is None else parent.boundary
         self._check(step >= floor, f"generation {number} goes back to step {step}, though {floor} could be had")
         self.generations[number] = generation
         self._world[number] = generation.world_size
@@ -137,20 +137,20 @@ class Truth:
     def could_be_had(self, members: Collection[Node]) -> int:
         """The newest step that is durable or whole in the memory of these nodes, now."""
         chain = self.chain()
-        held: dict[tuple[StepId, str, int], set[int]] = {}
+        held: dict[tuple[BoundaryId, str, int], set[int]] = {}
         for other in members:
             for segment, slot in other.sealed_slots():
                 at = slot.at
-                if at.step <= chain.get(at.generation, -1) and slot.data() == self._of(segment, at):
+                if at.boundary <= chain.get(at.generation, -1) and slot.data() == self._of(segment, at):
                     held.setdefault((at, segment.plan, segment.world_size), set()).add(segment.rank)
-        whole = [at.step for (at, _plan, size), ranks in held.items() if len(ranks) == size]
+        whole = [at.boundary for (at, _plan, size), ranks in held.items() if len(ranks) == size]
         return max([self.newest_durable(), *whole])
 
     def decides(self, generation: Generation, floor: int) -> None:
         """A record is about to be put; its step must not be below what could be had when it was chosen."""
         self._floor[generation] = floor
 
-    def _of(self, segment: Segment, at: StepId) -> bytes:
+    def _of(self, segment: Segment, at: BoundaryId) -> bytes:
         return image_bytes(segment.plan, segment.rank, at, self._history.get(at, "?"))
 
     def _committed(self, key: str, before: bytes | None, after: bytes | None) -> None:
@@ -188,7 +188,7 @@ class Truth:
         self._check(len(after) >= min(2, len(before)), f"{was.at} was given up, {len(after)} are left")
         newest = self.generations[max(self.generations)]
         if newest.parent is not None and not any(at.generation == newest.number for at in before):
-            stands_on = max((at for at in before if at.step <= newest.parent.step), default=None)
+            stands_on = max((at for at in before if at.boundary <= newest.parent.boundary), default=None)
             self._check(was.at != stands_on, f"{was.at} was given up, and the newest generation stands on it")
 
     def _deleted(self, key: str) -> None:
@@ -210,21 +210,21 @@ class Truth:
         at, common = slot.at, self.common[generation]
         parent = self.generations[generation].parent
         if at.generation == generation:
-            needed = at.step >= common
+            needed = at.boundary >= common
         else:
-            needed = parent is not None and (parent.step, parent.generation) == (at.step, at.generation)
-            needed = needed and common <= at.step
+            needed = parent is not None and (parent.boundary, parent.generation) == (at.boundary, at.generation)
+            needed = needed and common <= at.boundary
         self._check(not needed, f"{at} of rank {segment.rank} is overwritten, and {common} is the newest of all")
 
     def voids(self, segment: Segment, slot: Slot, generation: int) -> None:
         """A slot is emptied, because a generation does not continue it."""
         self._check(not slot.readers, f"the slot of {slot.at} is emptied while it is sent")
         parent = self.generations[generation].parent
-        chosen = parent is not None and slot.at == StepId(parent.step, parent.generation)
+        chosen = parent is not None and slot.at == BoundaryId(parent.boundary, parent.generation)
         self._check(
             not chosen
             or segment.world_size != self._parent_world(generation)
-            or self.common[generation] > slot.at.step,
+            or self.common[generation] > slot.at.boundary,
             f"{slot.at} of rank {segment.rank} is emptied, and generation {generation} stands on it",
         )
 
@@ -238,16 +238,16 @@ class Truth:
         ranks = self._sealed.setdefault((at, segment.plan), set())
         ranks.add(segment.rank)
         if len(ranks) == self._world[at.generation] and segment.world_size == len(ranks):
-            self.common[at.generation] = max(self.common[at.generation], at.step)
+            self.common[at.generation] = max(self.common[at.generation], at.boundary)
 
     # ------------------------------------------------------------------ what trainers do
 
-    def loaded(self, generation: int, rank: int, history: str, start: StepId | None) -> None:
+    def loaded(self, generation: int, rank: int, history: str, start: BoundaryId | None) -> None:
         """A trainer is about to train from what it has loaded."""
         record = self.generations.get(generation)
         self._check(record is not None, f"rank {rank} trains in generation {generation}, which has no record")
         assert record is not None
-        parent = None if record.parent is None else StepId(record.parent.step, record.parent.generation)
+        parent = None if record.parent is None else BoundaryId(record.parent.boundary, record.parent.generation)
         self._check(start == parent, f"rank {rank} starts from {start}, generation {generation} from {parent}")
         expected = "" if parent is None else self._history[parent]
         self._check(history == expected, f"rank {rank} loaded {history!r}, which is not {expected!r} of {parent}")
@@ -259,7 +259,7 @@ class Truth:
 
     def trains(self, generation: int, rank: int, step: int, history: str, bound: int | None) -> None:
         """One rank's optimizer has run. With `bound`, memory may be that many steps behind, at most."""
-        at = StepId(step, generation)
+        at = BoundaryId(step, generation)
         self._check(generation in self.generations, f"{at}: rank {rank} trained before its generation was recorded")
         self._check(self._history.setdefault(at, history) == history, f"{at}: ranks differ")
         if generation != max(self.generations):

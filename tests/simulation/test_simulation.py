@@ -99,7 +99,7 @@ def test_an_announced_eviction_loses_no_finished_step(seed: int) -> None:
     for number in range(2, len(generations) + 1):
         parent = generations[number].parent
         assert parent is not None
-        assert (parent.generation, parent.step) == (number - 1, world.truth.finished_on_all[number - 1])
+        assert (parent.generation, parent.boundary) == (number - 1, world.truth.finished_on_all[number - 1])
 
 
 def _evicted_while_evaluating(seed: int, policy: Policy) -> World:
@@ -120,7 +120,7 @@ def test_a_step_that_was_not_due_is_staged_late_when_no_boundary_comes(seed: int
         assert world.truth.finished_on_all[1] == finished
         parent = world.truth.generations[2].parent
         assert parent is not None
-        assert (parent.step == finished) == holds
+        assert (parent.boundary == finished) == holds
 
 
 def test_of_two_launches_exactly_one_trains_to_the_end() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import surefoot.trainer.boundary.alone as alone_module
+from surefoot.core.layout import BoundaryId
 from surefoot.ipc.board import Board, RankWord
 from surefoot.trainer.boundary.alone import Alone
 from surefoot.trainer.boundary.environment import Ranks
@@ -34,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def _alone(place: Path, local: int, world: int) -> tuple[Board, Alone]:
     """Rank 0 of `local` on this machine."""
     board = Board.create(place / "board", local)
-    return board, Alone(Page(board, Ranks(0, world, 0, local), 1), _STEP)
+    return board, Alone(Page(board, Ranks(0, world, 0, local), 1), BoundaryId(_STEP, 1, _STEP))
 
 
 def test_all_here_are_past_the_step_and_silent(tmp_path: Path, clock: Clock) -> None:

@@ -60,12 +60,12 @@ class Watched:
         stager = self.boundary._stager
         assert stager is not None
         for sealed in stager.segment.all_sealed():
-            truth = self._truth[sealed.at.step]
+            truth = self._truth[sealed.at.boundary]
             for name, view in zip(stager.names, stager._views[sealed.slot], strict=True):
                 if name in truth and stager.segment.seq(sealed.slot) == sealed.seq:
                     same = torch.equal(view.view(-1).view(torch.uint8), truth[name].reshape(-1).view(torch.uint8))
-                    assert same, f"step {sealed.at.step}: {name} is not what it was at the boundary"
-            self.sealed.add(sealed.at.step)
+                    assert same, f"step {sealed.at.boundary}: {name} is not what it was at the boundary"
+            self.sealed.add(sealed.at.boundary)
 
 
 def _model() -> nn.Sequential:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.agent.clients.checks import Checks
@@ -168,7 +169,7 @@ class Agent:
         restart = self._home.previous_launch == self._config.launch
         self._journal.record("agent_started", adopted=adopted, restart=restart)
         status, board = self._status, self._status.board
-        status.finished_before = status.finished_on_all()
+        status.note_end()
         # The phase first: what lies there is what the agent before this one died of.
         board.set_node(NodeWord.PHASE, Phase.IDLE)
         board.set_node(NodeWord.AGENT_PID, os.getpid())
@@ -187,9 +188,10 @@ class Agent:
         if board.node(NodeWord.OTHERS):
             self._membership.replaces_one()
         generation = await self._records.generation(number)
-        self._status.enter(generation, generation.parent.step if generation.parent is not None else 0)
-        newest = board.node(NodeWord.COMMITTED) - 1
-        self._status.committed = max((at for at in await self._records.commits() if at.step == newest), default=None)
+        self._status.enter(generation, generation.parent.at if generation.parent is not None else None)
+        newest, step = board.node(NodeWord.COMMITTED) - 1, board.node(NodeWord.COMMITTED_STEP) - 1
+        there = (replace(at, step=step) for at in await self._records.commits() if at.boundary == newest)
+        self._status.committed = max(there, default=None)
         self._status.committed_tier = self._records.tier.name
 
     async def _until_over(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from surefoot.agent.journal import Journal
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Generation
 from surefoot.host.clock import boot_s
 from surefoot.ipc.board import Board, NodeWord, Phase, RankWord
@@ -19,11 +19,15 @@ class Status:
         self._journal = journal
         self._generation: Generation | None = None
         self.begun_at = 0
-        """Step at which the current generation started."""
+        """Boundary at which the current generation started."""
+        self.begun_at_step: int | None = 0
+        """Label of `begun_at`."""
         self._barren_before = 0
         self.finished_before: int | None = None
-        """Steps that all ranks had finished when the last trainers ended."""
-        self.committed: StepId | None = None
+        """Boundary that all ranks had reached when the last trainers ended."""
+        self.steps_before: int | None = None
+        """Label of `finished_before`."""
+        self.committed: BoundaryId | None = None
         self.committed_tier = ""
         self.superseded_by: str | None = None
         self.superseded = asyncio.Event()
@@ -39,12 +43,13 @@ class Status:
     def has_generation(self) -> bool:
         return self._generation is not None
 
-    def enter(self, generation: Generation, begun_at: int) -> None:
+    def enter(self, generation: Generation, begun_at: BoundaryId | None) -> None:
         """A generation begins, or is continued by an agent that replaces another."""
         if self._generation is not None:
             self._barren_before = self._barren_before + 1 if self._was_barren() else 0
         self._generation = generation
-        self.begun_at = begun_at
+        self.begun_at = begun_at.boundary if begun_at is not None else 0
+        self.begun_at_step = begun_at.step if begun_at is not None else 0
         self._journal.generation = generation.number
         self.board.set_node(NodeWord.GENERATION, generation.number)
 
@@ -57,31 +62,43 @@ class Status:
         finished = self.finished_before if self.finished_before is not None else self.finished_on_all()
         return (finished or 0) <= self.begun_at
 
-    def rebase(self, start: StepId | None, *, committed: bool) -> None:
+    def rebase(self, start: BoundaryId | None, *, committed: bool) -> None:
         """A generation starts from an image: what was committed beyond it is not of its history."""
         if start is None or (not committed and self.committed is not None and self.committed > start):
             self.committed = None
         elif committed:
             self.committed = start
 
-    def note_commit(self, at: StepId, tier: str, staged_ns: int) -> None:
+    def note_commit(self, at: BoundaryId, tier: str, staged_ns: int) -> None:
         """A step is durable. An older one that comes late, overtaken by an emergency's, changes nothing."""
         if self.committed is not None and at <= self.committed:
             return
         self.committed = at
         self.committed_tier = tier
         self.board.set_node(NodeWord.COMMITTED_NS, staged_ns)
-        self.board.set_node(NodeWord.COMMITTED, at.step + 1)
+        self.board.set_node(NodeWord.COMMITTED_STEP, 0 if at.step is None else at.step + 1)
+        self.board.set_node(NodeWord.COMMITTED, at.boundary + 1)
 
     def finished_on_all(self) -> int | None:
-        """Steps finished by every local rank; None if no rank was ever here."""
+        """Newest boundary that every local rank has reached; None if no rank was ever here."""
+        return self._on_all(RankWord.FINISHED)
+
+    def steps_on_all(self) -> int | None:
+        """Optimizer steps finished by every local rank; None if no rank was ever here."""
+        return self._on_all(RankWord.STEP)
+
+    def note_end(self) -> None:
+        """The last trainers have ended: how far they had come."""
+        self.finished_before, self.steps_before = self.finished_on_all(), self.steps_on_all()
+
+    def _on_all(self, word: RankWord) -> int | None:
         ranks = [r for r in range(self.board.num_ranks) if self.board.rank(r, RankWord.INCARNATION)]
-        return min((max(0, self.board.rank(rank, RankWord.FINISHED) - 1) for rank in ranks), default=None)
+        return min((max(0, self.board.rank(rank, word) - 1) for rank in ranks), default=None)
 
     def is_safe(self) -> bool:
-        """True if a machine that vanished now would take no finished step along."""
+        """True if a machine that vanished now would take nothing finished along."""
         finished = self.finished_on_all()
-        return not finished or (self.committed is not None and self.committed.step >= finished)
+        return not finished or (self.committed is not None and self.committed.boundary >= finished)
 
     def past_deadline(self) -> bool:
         deadline_ns = self.board.node(NodeWord.DEADLINE_NS)

@@ -190,7 +190,7 @@ class Surefoot:
         return self._board.sealed_on_all(self._run.generation, dist.get_world_size()) >= self._wanted
 
     def durable(self) -> bool:
-        return self._board.node(NodeWord.COMMITTED) > self._wanted
+        return self._board.node(NodeWord.COMMITTED_STEP) > self._wanted
 
     def close(self) -> None:
         self._run.close()

@@ -61,7 +61,7 @@ async def _read(run: str, disk: list[str], *, all_: bool) -> tuple[Survey, list[
 
 def _cells(row: Checkpoint) -> tuple[str, ...]:
     return (
-        str(row.at.step),
+        "?" if row.at.step is None else str(row.at.step),
         str(row.at.generation),
         row.trigger or "?",
         " ".join(row.tiers) or "-",
@@ -75,6 +75,7 @@ def _cells(row: Checkpoint) -> tuple[str, ...]:
 
 def _remarks(row: Checkpoint) -> str:
     remarks: list[str] = [] if row.state == "live" else [row.state]
+    remarks += [f"boundary {row.at.boundary}"] if row.at.boundary != row.at.step else []
     remarks += [f"tag {row.tag}"] if row.tag is not None else []
     remarks += ["off the lineage"] if row.on_lineage is False else []
     remarks += [f"and {printing.size(row.frozen_bytes)} frozen"] if row.frozen_bytes else []

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from surefoot.cli import printing
 from surefoot.cli.arguments import AsJson, Run, Step
+from surefoot.core.layout import BoundaryId
 from surefoot.host.clock import wall_s
 
 if TYPE_CHECKING:
-    from surefoot.core.layout import StepId
     from surefoot.inspect.checkpoints import Checkpoint
     from surefoot.inspect.detail import RunDetail, StepDetail
     from surefoot.inspect.survey import Survey
@@ -61,7 +61,7 @@ async def _read(run: str, step: str | None) -> RunDetail | StepDetail:
         await tier.close()
 
 
-async def _step(records: Records, found: Survey, rows: list[Checkpoint], wanted: StepId | int) -> StepDetail:
+async def _step(records: Records, found: Survey, rows: list[Checkpoint], wanted: BoundaryId | int) -> StepDetail:
     from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
     from surefoot.inspect.checkpoints import resolve
     from surefoot.inspect.detail import StepDetail
@@ -91,7 +91,7 @@ def _tell_run(detail: RunDetail) -> None:
     else:
         age = printing.span(detail.newest_age_s)
         printing.say(
-            f"newest: step {newest.at.step} (generation {newest.at.generation}, {newest.trigger}) "
+            f"newest: {newest.at.label} (generation {newest.at.generation}, {newest.trigger}) "
             f"on {' and '.join(newest.tiers)}, {printing.size(newest.size_bytes)}, committed {age} ago"
         )
     _tell_generations(detail)
@@ -102,7 +102,7 @@ def _tell_generations(detail: RunDetail) -> None:
     cells = [
         (
             str(row["generation"]),
-            "scratch" if row["parent"] is None else f"step {row['parent']['step']} of {row['parent']['generation']}",
+            "scratch" if row["parent"] is None else f"{_at(row['parent'])} of {row['parent']['generation']}",
             row["launch"],
             row["node"],
             str(row["world_size"]),
@@ -116,10 +116,18 @@ def _tell_generations(detail: RunDetail) -> None:
     _tell_rest(len(rows), "older generations")
 
 
+def _at(parent: dict[str, Any]) -> str:
+    return BoundaryId(parent["boundary"], parent["generation"], parent["step"]).label
+
+
+def _labels(at: BoundaryId) -> str:
+    return at.label if at.epoch is None else f"{at.label}, epoch {at.epoch}"
+
+
 def _tell_step(detail: StepDetail) -> None:
     manifest, row = detail.manifest, detail.row
     printing.say(
-        f"checkpoint {manifest.at}: {manifest.trigger}, {manifest.world_size} rank(s), "
+        f"checkpoint {manifest.at}: {_labels(manifest.at)}, {manifest.trigger}, {manifest.world_size} rank(s), "
         f"{printing.size(manifest.size_bytes)}, {printing.moment(manifest.created)}"
     )
     marks = [row.state, "verified" if row.verified else "NOT verified"]

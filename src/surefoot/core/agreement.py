@@ -94,19 +94,19 @@ class BoundaryPlan:
     """A staging was due, but some rank had no slot."""
 
 
-def at_boundary(agreed: Vector, step: int, *, planned: bool, wanted: bool, last: bool) -> BoundaryPlan:
+def at_boundary(agreed: Vector, boundary: int, *, planned: bool, wanted: bool, last: bool) -> BoundaryPlan:
     """Decide from the agreed vector alone (and from what all ranks know alike), so that every rank decides the same.
 
     Args:
         agreed: the result of the vector posted at the previous boundary.
-        step: the step finished at this boundary.
+        boundary: its number.
         planned: there is a plan already.
         wanted: this step's own caller asked for a save, which by contract every rank does.
         last: this is the run's last step.
     """
     stop = agreed.notice
     must = stop or wanted or last
-    due = must or agreed.durable or step % agreed.stage_every == 0
+    due = must or agreed.durable or boundary % agreed.stage_every == 0
     # A wanted or an emergency save waits for a slot; a periodic staging is skipped, by all.
     skipped = planned and due and not must and agreed.free_slots < 1
     return BoundaryPlan(

@@ -1,6 +1,6 @@
 """Commit: a pure function of the plan and the acknowledgements.
 
-Any agent that sees one acknowledgement per rank, all of the same step, generation and plan, can write the manifest;
+Any agent that sees one acknowledgement per rank, all of the same boundary, generation and plan, can write the manifest;
 the first wins. So the process that took the checkpoint need not live to see it committed.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Generation, Manifest, Shard, Trigger
 
 _WEIGHT: dict[Trigger, int] = {"agent": 0, "periodic": 1, "final": 2, "manual": 3, "emergency": 4}
 
 
-def complete_set(acks: Iterable[Shard], at: StepId) -> tuple[Shard, ...] | None:
+def complete_set(acks: Iterable[Shard], at: BoundaryId) -> tuple[Shard, ...] | None:
     """One acknowledged shard per rank, all of one plan, if there is such a set. Any of a rank's attempts will do.
 
     The result does not depend on the order of `acks`. Acknowledgements of one plan that do not agree on the world size

@@ -15,10 +15,10 @@ import sys
 from math import isfinite
 from typing import Any, NoReturn
 
-from surefoot.errors import CorruptError
+from surefoot.errors import CorruptError, FormatError
 
-FORMAT_VERSION = 1
-"""Version of everything that a run keeps. A reader refuses a newer one."""
+FORMAT_VERSION = 2
+"""Version of everything that a run keeps, in its place and in memory. A reader refuses any other."""
 
 _HEAD = b'{"blake2b":"'
 _MIDDLE = b'","body":'
@@ -67,7 +67,8 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
         what: its key, for messages.
 
     Raises:
-        CorruptError: it is not whole, its hash does not match, or its format is newer than this reader.
+        CorruptError: it is not whole, or its hash does not match.
+        FormatError: it is of another format.
     """
     start = len(_HEAD) + 2 * _HASH_BYTES + len(_MIDDLE)
     framed = data.startswith(_HEAD) and data[start - len(_MIDDLE) : start] == _MIDDLE and data.endswith(_TAIL)
@@ -77,9 +78,10 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
     body = parse_json(text, what)
     if type(body) is not dict or type(body.get("format")) is not int or body["format"] < 1:
         raise CorruptError(f"{what}: not a Surefoot document")
-    if body["format"] > FORMAT_VERSION:
-        raise CorruptError(
-            f"{what}: written in format {body['format']}, this version reads up to {FORMAT_VERSION}; upgrade surefoot"
+    if body["format"] != FORMAT_VERSION:
+        raise FormatError(
+            f"{what}: written in format {body['format']}, and this surefoot reads and writes format {FORMAT_VERSION}: "
+            "go on with the version of surefoot that wrote it, or start a new run at another place"
         )
     return body
 
@@ -115,6 +117,9 @@ class Fields:
         if type(value) is not bool:
             raise self._wrong(name, "true or false")
         return value
+
+    def optional_integer(self, name: str) -> int | None:
+        return None if self._optional(name) is None else self.integer(name)
 
     def optional_number(self, name: str) -> float | None:
         return None if self._optional(name) is None else self.number(name)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.recovery import Source
 
 _ASSUMED_BYTES_PER_S = 100e6
@@ -155,7 +155,7 @@ def late_target(counted: Mapping[str, Sequence[Count]], members: Collection[str]
 # ---------------------------------------------------------------------- which step is shipped from memory
 
 
-def newest_to_ship(newest: Source | None, durable: StepId | None) -> Source | None:
+def newest_to_ship(newest: Source | None, durable: BoundaryId | None) -> Source | None:
     """The newest step of which all nodes' memory together has every rank's image, unless it is durable already."""
     return newest if newest is not None and (durable is None or newest.at > durable) else None
 
@@ -198,7 +198,7 @@ class UploadReport:
     """Its upload from here, at the best speed measured; None before anything was."""
     left_s: float | None
     """Until all must be uploaded; None if this node does not know of the notice yet."""
-    older_s: Mapping[StepId, float] = field(default_factory=dict)
+    older_s: Mapping[BoundaryId, float] = field(default_factory=dict)
     """The same for the rest of each older step under way here; 0 for the one that this node knows as durable."""
 
 
@@ -210,7 +210,7 @@ class Unfit:
     """The node where it needs the longest."""
     needed_s: float
     left_s: float
-    first: StepId | None
+    first: BoundaryId | None
     """What is finished before it; None if nothing else can be either."""
 
 

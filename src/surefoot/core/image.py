@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from surefoot.core.documents import FORMAT_VERSION
 from surefoot.core.dtypes import ITEM_BYTES, SAFETENSORS_NAME
 
 PAGE_BYTES = 4096
@@ -86,7 +87,7 @@ def _header(entries: dict[str, object], boxes: Sequence[Box], plan_hash: str | N
     places = {box.name: {"saved_offsets": list(box.offset) if box.dtype in SAFETENSORS_NAME else [0]} for box in boxes}
     metadata = {
         "format": "pt",
-        "surefoot_format": "1",
+        "surefoot_format": str(FORMAT_VERSION),
         **({} if plan_hash is None else {"surefoot_plan": plan_hash, "surefoot_rank": str(rank)}),
         "DCP_VERSION": "1.0",
         "DCP_SHARDING_INFO": json.dumps(places, separators=(",", ":")),

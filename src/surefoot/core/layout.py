@@ -8,7 +8,7 @@ written and what is looked for cannot drift apart.
     agents/<round>/<node>.json          where a node's agent listens, for one round
     generations/g0007.json              lineage
     plans/<hash>.json                   which shard of which tensor is whose
-    steps/00001200-g0007/               step, generation
+    steps/00001200-g0007/               boundary, generation
       rank-00003-a3f2.safetensors       rank, attempt
       rank-00003-a3f2.ok.json           that shard's acknowledgement
     commits/00001200-g0007.json         manifest
@@ -20,7 +20,8 @@ written and what is looked for cannot drift apart.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from surefoot.core.documents import Fields
 
@@ -53,29 +54,56 @@ _SAFE_KEY = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class StepId:
-    """A step of one generation: the identity of an image set, a checkpoint and a commit. Orders by step first."""
+class BoundaryId:
+    """A boundary of one generation: the identity of an image set, a checkpoint and a commit. Orders by boundary first.
 
-    step: int
+    Boundaries are counted from 1, and the count goes on where a restored one stopped: it never repeats along a history.
+    The labels are what a user calls the boundary. They say nothing of identity, and a key has none of them.
+    """
+
+    boundary: int
     generation: int
+    step: int | None = field(default=None, compare=False)
+    """Label: optimizer steps finished. None if only the key is known."""
+    epoch: int | None = field(default=None, compare=False)
+    """Label: the epoch in which the first data loader stood. None if there is no loader, or only the key is known."""
 
     def __str__(self) -> str:
-        return f"{self.step:08d}-g{self.generation:04d}"
+        return f"{self.boundary:08d}-g{self.generation:04d}"
 
-    def to_json(self) -> dict[str, int]:
-        return {"step": self.step, "generation": self.generation}
+    @property
+    def label(self) -> str:
+        """What a sentence calls it: by its step, and by its number where the two differ."""
+        if self.step is None:
+            return f"boundary {self.boundary}"
+        return f"step {self.step}" + (f" (boundary {self.boundary})" if self.step != self.boundary else "")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What an event calls it: as `label`."""
+        if self.step == self.boundary:
+            return {"step": self.step}
+        return {"step": self.step, "boundary": self.boundary}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"boundary": self.boundary, "generation": self.generation, "step": self.step, "epoch": self.epoch}
 
     @classmethod
-    def of(cls, fields: Fields) -> StepId:
+    def of(cls, fields: Fields) -> BoundaryId:
         """The inverse of `to_json`; the message or document may have other fields."""
-        return cls(fields.integer("step"), fields.integer("generation", 1))
+        return cls(
+            fields.integer("boundary"),
+            fields.integer("generation", 1),
+            fields.optional_integer("step"),
+            fields.optional_integer("epoch"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardId:
-    """One attempt to write one rank's image of one step."""
+    """One attempt to write one rank's image of one boundary."""
 
-    at: StepId
+    at: BoundaryId
     rank: int
     attempt: str
 
@@ -106,19 +134,19 @@ def plan_key(plan_hash: str) -> str:
     return f"{PLANS}{plan_hash}.json"
 
 
-def step_prefix(at: StepId) -> str:
+def boundary_prefix(at: BoundaryId) -> str:
     return f"{STEPS}{at}/"
 
 
 def shard_key(shard: ShardId) -> str:
-    return f"{step_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.safetensors"
+    return f"{boundary_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.safetensors"
 
 
 def ack_key(shard: ShardId) -> str:
-    return f"{step_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.ok.json"
+    return f"{boundary_prefix(shard.at)}rank-{shard.rank:05d}-{shard.attempt}.ok.json"
 
 
-def commit_key(at: StepId) -> str:
+def commit_key(at: BoundaryId) -> str:
     return f"{COMMITS}{at}.json"
 
 
@@ -147,11 +175,11 @@ def parse_generation(key: str) -> int | None:
     return number if generation_key(number) == key else None
 
 
-def parse_commit(key: str) -> StepId | None:
+def parse_commit(key: str) -> BoundaryId | None:
     match = _COMMIT.fullmatch(key)
     if match is None:
         return None
-    at = StepId(int(match[1]), int(match[2]))
+    at = BoundaryId(int(match[1]), int(match[2]))
     return at if commit_key(at) == key else None
 
 
@@ -188,4 +216,4 @@ def is_safe_key(key: str) -> bool:
 
 
 def _shard_id(match: re.Match[str] | None) -> ShardId | None:
-    return None if match is None else ShardId(StepId(int(match[1]), int(match[2])), int(match[3]), match[4])
+    return None if match is None else ShardId(BoundaryId(int(match[1]), int(match[2])), int(match[3]), match[4])

@@ -1,8 +1,8 @@
-"""Lineage: which steps count.
+"""Lineage: which boundaries count.
 
 A check before a write cannot keep a paused process from writing late: no store offers a condition on two keys. So
 the reader decides. Every generation names the image that it started from; walking back from the newest generation,
-each one's images count only up to the step at which a later generation branched off. Late commits of a process that
+each one's images count only up to the boundary at which a later generation branched off. Late commits of a process that
 slept through a restart are then harmless.
 """
 
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from math import inf
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Generation
 from surefoot.errors import CorruptError
 
 Cuts = Mapping[int, float]
-"""Generations on the chain, each with the newest of its steps that counts (infinity for the newest generation)."""
+"""Generations on the chain, each with the newest of its boundaries that counts (infinity for the newest generation)."""
 
 
 def cuts(generations: Mapping[int, Generation]) -> dict[int, float]:
     """Walk back from the newest generation.
 
-    Invariant: cut(newest) = ∞ and cut(parent(h)) = min(cut(h), step that h started from).
+    Invariant: cut(newest) = ∞ and cut(parent(h)) = min(cut(h), boundary that h started from).
 
     Raises:
         CorruptError: a generation on the chain has no record. Guessing would resurrect abandoned steps.
@@ -38,14 +38,14 @@ def cuts(generations: Mapping[int, Generation]) -> dict[int, float]:
         chain[number] = cut
         parent = generations[number].parent
         if parent is not None:
-            cut = min(cut, parent.step)
+            cut = min(cut, parent.boundary)
         number = parent.generation if parent is not None else None
     return chain
 
 
-def counts(at: StepId, chain: Cuts) -> bool:
-    """True if this step is part of the history that the newest generation continues."""
-    return at.generation in chain and at.step <= chain[at.generation]
+def counts(at: BoundaryId, chain: Cuts) -> bool:
+    """True if this boundary is part of the history that the newest generation continues."""
+    return at.generation in chain and at.boundary <= chain[at.generation]
 
 
 def superseding(generations: Mapping[int, Generation], launches: Collection[str]) -> Generation | None:

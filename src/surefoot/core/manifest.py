@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from surefoot.core.block_sums import BlockSums
 from surefoot.core.documents import Fields, seal, unseal
 from surefoot.core.layout import (
+    BoundaryId,
     ShardId,
-    StepId,
     ack_key,
     commit_key,
     generation_key,
@@ -49,17 +49,33 @@ class Parent:
     """The image that a generation started from."""
 
     generation: int
-    step: int
+    boundary: int
     committed: bool
     """False: it came from shared memory only."""
+    step: int | None = None
+    """Label, see `BoundaryId`."""
+
+    @property
+    def at(self) -> BoundaryId:
+        return BoundaryId(self.boundary, self.generation, self.step)
 
     def to_json(self) -> dict[str, Any]:
-        return {"generation": self.generation, "step": self.step, "committed": self.committed}
+        return {
+            "generation": self.generation,
+            "boundary": self.boundary,
+            "committed": self.committed,
+            "step": self.step,
+        }
 
     @classmethod
     def from_json(cls, data: Any, what: str) -> Parent:
         fields = Fields(data, what)
-        return cls(fields.integer("generation", 1), fields.integer("step"), fields.flag("committed"))
+        return cls(
+            fields.integer("generation", 1),
+            fields.integer("boundary"),
+            fields.flag("committed"),
+            fields.optional_integer("step"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +178,7 @@ class Shard:
         }
 
     @classmethod
-    def from_json(cls, data: Any, at: StepId, plan: str, what: str) -> Shard:
+    def from_json(cls, data: Any, at: BoundaryId, plan: str, what: str) -> Shard:
         fields = Fields(data, what)
         shard_id = ShardId(at, fields.integer("rank"), fields.text("attempt"))
         size_bytes, raw = fields.integer("size_bytes"), fields.optional_mapping("blocks")
@@ -179,7 +195,7 @@ class Shard:
     @classmethod
     def from_ack(cls, data: bytes, what: str) -> Shard:
         fields = Fields(unseal(data, what), what)
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         shard = cls.from_json(fields.raw("shard"), at, _plan_hash(fields, what), what)
         if shard.ack != what:
             raise CorruptError(f"{what}: holds the acknowledgement of {shard.key}")
@@ -188,9 +204,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`commits/<step>-g<generation>.json`: its existence is the checkpoint."""
+    """`commits/<boundary>-g<generation>.json`: its existence is the checkpoint."""
 
-    at: StepId
+    at: BoundaryId
     plan: str
     world_size: int
     trigger: Trigger
@@ -218,8 +234,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         return seal(
             {
-                "step": self.at.step,
-                "generation": self.at.generation,
+                **self.at.to_json(),
                 "plan": self.plan,
                 "world_size": self.world_size,
                 "trigger": self.trigger,
@@ -236,7 +251,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> Manifest:
         fields = Fields(unseal(data, what), what)
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         if commit_key(at) != what:
             raise CorruptError(f"{what}: holds the manifest of {at}")
         plan = _plan_hash(fields, what)
@@ -262,7 +277,7 @@ class Manifest:
         )
 
 
-def tombstone_bytes(at: StepId, now: float) -> bytes:
+def tombstone_bytes(at: BoundaryId, now: float) -> bytes:
     """Retention puts this at the key of a manifest that was never written, so that none can be written later."""
     return seal({**at.to_json(), "tombstone": now})
 
@@ -271,13 +286,13 @@ def is_tombstone(data: bytes, what: str) -> bool:
     """True for a tombstone, False for anything else that is whole.
 
     Raises:
-        CorruptError: it is not whole, or it is another step's tombstone.
+        CorruptError: it is not whole, or it is another boundary's tombstone.
     """
     body = unseal(data, what)
     if "tombstone" not in body:
         return False
     fields = Fields(body, what)
-    at = StepId.of(fields)
+    at = BoundaryId.of(fields)
     if commit_key(at) != what:
         raise CorruptError(f"{what}: holds the tombstone of {at}")
     return True

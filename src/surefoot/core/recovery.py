@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import Cuts, counts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.errors import AgentError, CorruptError, RestoreError, SurefootError
@@ -28,7 +28,7 @@ _NEAREST_FIRST: tuple[Place, ...] = ("ram", "peer", "disk copy", "disk", "object
 class Copy:
     """One rank's hashed image in the memory of a node."""
 
-    at: StepId
+    at: BoundaryId
     plan: str
     world_size: int
     rank: int
@@ -51,7 +51,7 @@ class Copy:
     def from_json(cls, data: Any) -> Copy:
         fields = Fields(data, "copy")
         return cls(
-            StepId.of(fields),
+            BoundaryId.of(fields),
             fields.text("plan"),
             fields.integer("world_size", 1),
             fields.integer("rank"),
@@ -65,7 +65,7 @@ class Copy:
 class Source:
     """A step that is whole: in memory, or as a checkpoint in the run's place."""
 
-    at: StepId
+    at: BoundaryId
     place: Place
     plan: str
     committed: bool
@@ -109,12 +109,12 @@ class Source:
         place = next((place for place in _NEAREST_FIRST if place == fields.text("place")), None)
         if place is None or (place == "ram") != bool(copies):
             raise CorruptError(f"source: {fields.text('place')!r} with {len(copies)} copies")
-        return cls(StepId.of(fields), place, fields.text("plan"), fields.flag("committed"), copies)
+        return cls(BoundaryId.of(fields), place, fields.text("plan"), fields.flag("committed"), copies)
 
 
 def wholes(copies: Iterable[Copy], chain: Cuts) -> list[Source]:
     """The steps that count and are whole in memory, best first. The order in which copies are named decides nothing."""
-    found: dict[tuple[StepId, str], dict[int, set[Copy]]] = {}
+    found: dict[tuple[BoundaryId, str], dict[int, set[Copy]]] = {}
     for copy in copies:
         found.setdefault((copy.at, copy.plan), {}).setdefault(copy.rank, set()).add(copy)
     whole = [
@@ -152,9 +152,9 @@ class Facts:
     """What all nodes have in memory."""
     silent: Collection[str]
     """Nodes that did not report what they have in memory."""
-    commits: Collection[StepId]
+    commits: Collection[BoundaryId]
     """Steps whose manifest's key is taken; the run's place has answered in full."""
-    manifests: Mapping[StepId, Manifest | None]
+    manifests: Mapping[BoundaryId, Manifest | None]
     """Those that were read so far: None for a tombstone, and for one that cannot be used."""
     failed: Collection[Source]
     """What was tried and could not be loaded on every node."""
@@ -166,7 +166,7 @@ class Facts:
 class Look:
     """Read this step's manifest, and ask again."""
 
-    at: StepId
+    at: BoundaryId
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def decide(facts: Facts) -> Decision:
 
 def _key(source: Source) -> tuple[object, ...]:
     near = _NEAREST_FIRST.index(source.place)
-    return source.given_up, -source.at.step, -source.at.generation, near, not source.committed, source.plan
+    return source.given_up, -source.at.boundary, -source.at.generation, near, not source.committed, source.plan
 
 
 def _stored(manifest: Manifest, place: Place) -> Source:

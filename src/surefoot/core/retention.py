@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import Cuts, counts
 from surefoot.core.manifest import Generation, Manifest
 
@@ -21,8 +21,8 @@ def to_retire(
     manifests: Sequence[Manifest],
     chain: Cuts,
     generations: Mapping[int, Generation],
-    verified: Collection[StepId],
-) -> list[StepId]:
+    verified: Collection[BoundaryId],
+) -> list[BoundaryId]:
     """Checkpoints to give up now.
 
     Invariants: the newest two verified ones on the lineage stay, and so does everything newer; tagged ones stay; the
@@ -46,8 +46,8 @@ def to_sweep(manifests: Sequence[Manifest], now: float, delay_s: float = SWEEP_D
 
 
 def abandoned_steps(
-    steps: Collection[StepId], taken: Collection[StepId], chain: Cuts, newest: int, bound: StepId | None
-) -> list[StepId]:
+    steps: Collection[BoundaryId], taken: Collection[BoundaryId], chain: Cuts, newest: int, bound: BoundaryId | None
+) -> list[BoundaryId]:
     """Steps with objects but no manifest, that nobody may still commit: a tombstone goes to the manifest's key first.
 
     Only of older generations: in the newest one an upload may be under way. Only below the oldest kept checkpoint,
@@ -61,12 +61,12 @@ def abandoned_steps(
     )
 
 
-def _pinned_parents(chain: Cuts, generations: Mapping[int, Generation], good: Sequence[StepId]) -> set[StepId]:
+def _pinned_parents(chain: Cuts, generations: Mapping[int, Generation], good: Sequence[BoundaryId]) -> set[BoundaryId]:
     newest = max(chain)
     parent = generations[newest].parent
     if parent is None or any(at.generation == newest for at in good):
         return set()
     # The newest generation has no verified checkpoint yet: what it stands on is the newest commit at or below the
     # image that it started from.
-    below = [at for at in good if at.step <= parent.step]
+    below = [at for at in good if at.boundary <= parent.boundary]
     return {max(below)} if below else set()

@@ -1,7 +1,7 @@
 """Slots: which one may be filled next.
 
-Invariant: a slot is reusable only if it is not pinned and a newer step is known to be sealed on ALL ranks; never
-because it is "not my newest". Otherwise two ranks can throw away the only step that they have in common.
+Invariant: a slot is reusable only if it is not pinned and a newer boundary is known to be sealed on ALL ranks; never
+because it is "not my newest". Otherwise two ranks can throw away the only one that they have in common.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ NEVER = -1
 class SlotView:
     """What a trainer knows of one of its slots."""
 
-    step: int
-    """Step sealed in it, or `NEVER`."""
+    boundary: int
+    """Boundary sealed in it, or `NEVER`."""
     pinned: bool
 
 
@@ -26,7 +26,11 @@ def reusable(slots: Sequence[SlotView], sealed_on_all: int) -> list[int]:
 
     Args:
         slots: this rank's slots.
-        sealed_on_all: newest step known to be sealed on every rank, `NEVER` if none is.
+        sealed_on_all: newest boundary known to be sealed on every rank, `NEVER` if none is.
     """
-    free = [i for i, slot in enumerate(slots) if not slot.pinned and (slot.step == NEVER or slot.step < sealed_on_all)]
-    return sorted(free, key=lambda i: slots[i].step)
+    free = [
+        i
+        for i, slot in enumerate(slots)
+        if not slot.pinned and (slot.boundary == NEVER or slot.boundary < sealed_on_all)
+    ]
+    return sorted(free, key=lambda i: slots[i].boundary)

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a run, the places where they are, and the one that a user means by a number."""
+"""Lists the checkpoints of a run, the places where they are, and the one that a user means by a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from surefoot.core.layout import STEPS, StepId
+from surefoot.core.layout import STEPS, BoundaryId
 from surefoot.core.manifest import Manifest
 from surefoot.errors import ConfigError
 from surefoot.inspect.frozen import needed_files
@@ -25,7 +25,7 @@ _SELECTOR = re.compile(r"([0-9]{1,19})(?:-g([0-9]{1,19}))?")
 class Checkpoint:
     """One line of `surefoot ls`. Fields that a damaged or missing manifest would give are None."""
 
-    at: StepId
+    at: BoundaryId
     state: State
     trigger: str | None = None
     tag: str | None = None
@@ -45,8 +45,7 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "step": self.at.step,
-            "generation": self.at.generation,
+            **self.at.to_json(),
             "trigger": self.trigger,
             "tiers": list(self.tiers),
             "bytes": self.size_bytes,
@@ -86,7 +85,7 @@ def usable(rows: list[Checkpoint]) -> list[Checkpoint]:
     return [row for row in rows if row.state in ("live", "damaged") and row.on_lineage is not False]
 
 
-def parse_selector(text: str) -> StepId | int:
+def parse_selector(text: str) -> BoundaryId | int:
     """What a person means by `1200` or `00001200-g0007`.
 
     Raises:
@@ -94,22 +93,24 @@ def parse_selector(text: str) -> StepId | int:
     """
     match = _SELECTOR.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is not a step: write 1200, or 00001200-g0007 with the generation")
-    step = int(match[1])
-    return step if match[2] is None else StepId(step, int(match[2]))
+        raise ConfigError(f"{text!r} is not a step: write 1200, or 00001200-g0007, its full name")
+    number = int(match[1])
+    return number if match[2] is None else BoundaryId(number, int(match[2]))
 
 
-def resolve(found: Survey, wanted: StepId | int) -> StepId:
-    """The step that is meant, among those with a manifest: of several generations the one on the lineage.
+def resolve(found: Survey, wanted: BoundaryId | int) -> BoundaryId:
+    """The checkpoint that is meant, among those with a manifest: of several of one step the newest on the lineage.
 
     Raises:
         ConfigError: there is none, or several and none of them is on the lineage.
     """
-    if isinstance(wanted, StepId):
+    if isinstance(wanted, BoundaryId):
         if wanted not in found.commits:
             raise ConfigError(f"{found.uri} has no checkpoint {wanted}: `surefoot ls` shows those there are")
         return wanted
-    there = sorted(at for at in found.commits if at.step == wanted)
+    # Without a manifest a step is not known: there the boundary's number, mostly the same, is all there is.
+    unread = found.commits - found.manifests.keys()
+    there = sorted(at for at in {*found.manifests, *unread} if wanted == (at.boundary if at.step is None else at.step))
     if not there:
         raise ConfigError(f"{found.uri} has no checkpoint of step {wanted}: `surefoot ls` shows those there are")
     counting = [at for at in there if found.on_lineage(at)]
@@ -119,7 +120,7 @@ def resolve(found: Survey, wanted: StepId | int) -> StepId:
     return max(counting, default=there[0])
 
 
-def _row(found: Survey, copies: Mapping[str, int], at: StepId) -> Checkpoint:
+def _row(found: Survey, copies: Mapping[str, int], at: BoundaryId) -> Checkpoint:
     on_lineage = found.on_lineage(at)
     manifest = found.manifests.get(at)
     if manifest is None:
@@ -129,7 +130,7 @@ def _row(found: Survey, copies: Mapping[str, int], at: StepId) -> Checkpoint:
     places = [("disk", copies), (found.tier, found.sizes)]
     tiers = tuple(dict.fromkeys(name for name, sizes in places if _whole(manifest, sizes)))
     return Checkpoint(
-        at,
+        manifest.at,
         _state(found, manifest),
         manifest.trigger,
         manifest.tag,

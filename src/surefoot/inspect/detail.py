@@ -15,7 +15,19 @@ from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.readable import leaves, readable
 from surefoot.inspect.survey import Survey
 
-_NOT_VALUES = ("step", "generation", "rank", "world_size", "trigger", "tag", "metrics", "values", "frozen")
+_NOT_VALUES = (
+    "boundary",
+    "step",
+    "epoch",
+    "generation",
+    "rank",
+    "world_size",
+    "trigger",
+    "tag",
+    "metrics",
+    "values",
+    "frozen",
+)
 """Fields of a record that are shown elsewhere, and the values, which the plan's structure names."""
 
 
@@ -143,7 +155,7 @@ def _generation(generation: Generation, found: Survey) -> dict[str, Any]:
         "world_size": generation.world_size,
         "time": generation.created,
         "on_lineage": None if found.chain is None else generation.number in found.chain,
-        "counts_to_step": int(cut) if cut is not None and cut != float("inf") else None,
+        "counts_to_boundary": int(cut) if cut is not None and cut != float("inf") else None,
     }
 
 

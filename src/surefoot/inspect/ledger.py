@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import CorruptError
 
 
-def committed_steps(data: bytes) -> set[StepId]:
+def committed_steps(data: bytes) -> set[BoundaryId]:
     """Steps that a part of the events reports as committed, in the generation that its writer was in.
 
     Raises:
@@ -19,21 +19,24 @@ def committed_steps(data: bytes) -> set[StepId]:
     steps = set()
     for number, line in enumerate(data.splitlines(), start=1):
         event = _event(line, number)
-        step, generation = event.get("step"), event.get("generation")
-        if event["event"] == "committed" and type(step) is int and type(generation) is int:
-            steps.add(StepId(step, generation))
+        boundary = event.get("boundary", event.get("step"))
+        generation = event.get("generation")
+        if event["event"] == "committed" and type(boundary) is int and type(generation) is int:
+            steps.add(BoundaryId(boundary, generation))
     return steps
 
 
-def missing_commits(told: Iterable[StepId], taken: Iterable[StepId], attempted: Iterable[StepId]) -> list[StepId]:
+def missing_commits(
+    told: Iterable[BoundaryId], taken: Iterable[BoundaryId], attempted: Iterable[BoundaryId]
+) -> list[BoundaryId]:
     """Commits that the events report and that are not there.
 
     An event bears its writer's generation, which may be newer than the image's. So a commit of that step in any
     generation answers it, and if there is none, the step's shards say which generation is meant.
     """
-    steps = {at.step for at in taken}
-    shards = {at.step: at for at in sorted(attempted)}
-    missing = (shards.get(at.step, at) for at in told if at.step not in steps)
+    steps = {at.boundary for at in taken}
+    shards = {at.boundary: at for at in sorted(attempted)}
+    missing = (shards.get(at.boundary, at) for at in told if at.boundary not in steps)
     return sorted({at for at in missing if at.generation > 0})
 
 

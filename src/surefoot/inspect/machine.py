@@ -170,9 +170,11 @@ def _unsaved_on(directory: Path) -> int | None:
     if board is None:
         return None
     ranks = [rank for rank in range(board.num_ranks) if board.rank(rank, RankWord.INCARNATION)]
-    # Both words are a step + 1, or 0 for none; a step that not every rank has sealed does not count.
-    sealed = min((board.rank(rank, RankWord.SEALED) for rank in ranks), default=0)
-    return sealed - 1 if sealed > board.node(NodeWord.COMMITTED) else None
+    # Words are a number + 1, or 0 for none; a step that not every rank has sealed does not count.
+    sealed, step = min(
+        ((board.rank(rank, RankWord.SEALED), board.rank(rank, RankWord.SEALED_STEP)) for rank in ranks), default=(0, 0)
+    )
+    return step - 1 if sealed > board.node(NodeWord.COMMITTED) else None
 
 
 def _board(directory: Path) -> Board | None:

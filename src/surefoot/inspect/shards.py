@@ -102,7 +102,13 @@ def check_record(shard: Shard, world_size: int) -> None:
         CorruptError: it is another's.
     """
     at = shard.id.at
-    due = {"step": at.step, "generation": at.generation, "rank": shard.id.rank, "world_size": world_size}
+    due = {
+        "boundary": at.boundary,
+        "step": at.step,
+        "generation": at.generation,
+        "rank": shard.id.rank,
+        "world_size": world_size,
+    }
     for name, value in due.items():
         if shard.record.get(name) != value:
             raise CorruptError(f"the record of rank {shard.id.rank} has {name} {shard.record.get(name)!r}, not {value}")

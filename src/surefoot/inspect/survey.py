@@ -15,7 +15,7 @@ from surefoot.core.layout import (
     QUARANTINE,
     RUN_KEY,
     STEPS,
-    StepId,
+    BoundaryId,
     commit_key,
     generation_key,
     parse_ack,
@@ -27,7 +27,7 @@ from surefoot.core.layout import (
 )
 from surefoot.core.lineage import Cuts, counts, cuts
 from surefoot.core.manifest import Generation, Manifest, RunRecord
-from surefoot.errors import ConfigError, CorruptError, ObjectMissingError, TierError
+from surefoot.errors import ConfigError, CorruptError, FormatError, ObjectMissingError, TierError
 from surefoot.inspect.frozen import needed_files
 from surefoot.inspect.problems import Findings, Problem
 from surefoot.records.records import Records
@@ -49,10 +49,10 @@ class Survey:
     """Numbers that have a record, damaged ones too."""
     chain: Cuts | None
     """The lineage; None if a record that it needs is damaged or missing."""
-    commits: frozenset[StepId]
+    commits: frozenset[BoundaryId]
     """Steps whose manifest key is taken: manifests, retired ones, tombstones and damaged ones."""
-    manifests: Mapping[StepId, Manifest]
-    damaged: frozenset[StepId]
+    manifests: Mapping[BoundaryId, Manifest]
+    damaged: frozenset[BoundaryId]
     """Steps whose manifest is there, but not whole."""
     sizes: Mapping[str, int]
     """Size of every object under steps/, by key."""
@@ -68,13 +68,13 @@ class Survey:
         """The tier answered, and there is nothing of a run."""
         return not (self.problems or self.run or self.listed_generations or self.commits or self.sizes)
 
-    def on_lineage(self, at: StepId) -> bool | None:
+    def on_lineage(self, at: BoundaryId) -> bool | None:
         """True if the step is part of the history that goes on; None if the lineage is not known."""
         return None if self.chain is None else counts(at, self.chain)
 
-    def attempts(self) -> dict[StepId, int]:
+    def attempts(self) -> dict[BoundaryId, int]:
         """Steps that have shards, with the bytes of all of them."""
-        found: dict[StepId, int] = {}
+        found: dict[BoundaryId, int] = {}
         for key, size_bytes in self.sizes.items():
             shard = parse_shard(key) or parse_ack(key)
             if shard is not None:
@@ -98,12 +98,15 @@ class Survey:
 
 
 async def survey(records: Records, *, all_commits: bool = False) -> Survey:
-    """Read a run's documents. Never fails: what cannot be read is among the survey's problems.
+    """Read a run's documents. What cannot be read is among the survey's problems.
 
     Args:
         records: the run's.
         all_commits: also read what, by its size and the absence of shards, can only be a tombstone. A long run has
             hundreds of thousands of them.
+
+    Raises:
+        ConfigError: it is a run of another format.
     """
     return await _Surveyor(records).survey(all_commits)
 
@@ -149,6 +152,8 @@ class _Surveyor:
             return RunRecord.from_bytes(await self._tier.get(RUN_KEY))
         except ObjectMissingError:
             return False
+        except FormatError as error:
+            raise ConfigError(f"{self._tier.uri}: {error}") from error
 
     async def _generations(self) -> tuple[dict[int, Generation], frozenset[int]]:
         listed = await self._findings.listing(self._tier, GENERATIONS)
@@ -158,13 +163,13 @@ class _Surveyor:
         )
         return {g.number: g for g in read if g is not None}, frozenset(numbers)
 
-    async def _commits(self) -> dict[StepId, int]:
+    async def _commits(self) -> dict[BoundaryId, int]:
         listed = await self._findings.listing(self._tier, COMMITS)
         return {at: e.size_bytes for e in listed if (at := parse_commit(e.key)) is not None}
 
     async def _manifests(
-        self, commits: Mapping[StepId, int], sizes: Mapping[str, int], all_commits: bool
-    ) -> tuple[dict[StepId, Manifest], frozenset[StepId]]:
+        self, commits: Mapping[BoundaryId, int], sizes: Mapping[str, int], all_commits: bool
+    ) -> tuple[dict[BoundaryId, Manifest], frozenset[BoundaryId]]:
         with_objects = {shard.at for key in sizes if (shard := parse_shard(key) or parse_ack(key)) is not None}
         wanted = [
             at for at, size in sorted(commits.items()) if all_commits or size >= _TOMBSTONE_BYTES or at in with_objects
@@ -173,7 +178,7 @@ class _Surveyor:
         manifests = {m.at: m for m in read if isinstance(m, Manifest)}
         return manifests, frozenset(at for at, m in zip(wanted, read, strict=True) if m is False)
 
-    async def _manifest(self, at: StepId) -> Manifest | bool:
+    async def _manifest(self, at: BoundaryId) -> Manifest | bool:
         """The manifest, True for a tombstone, False for one that cannot be read."""
 
         async def read() -> Manifest | bool:
@@ -195,7 +200,6 @@ class _Surveyor:
 def quarantine_reason(found: Survey, manifest: Manifest) -> str | None:
     """Why a checkpoint must not be used again; None if nothing is known against it."""
     suspects = [manifest.key, *(shard.key for shard in manifest.shards), plan_key(manifest.plan)]
-    suspects.append(f"plan-of-step-{manifest.at.step}")
     suspects += [file.key for file in needed_files(manifest)]
     return next((f"{key}: {found.quarantined[key]}" for key in suspects if key in found.quarantined), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from surefoot.core.frozen import FrozenFile
-from surefoot.core.layout import EVENTS, StepId, commit_key, generation_key, plan_key
+from surefoot.core.layout import EVENTS, BoundaryId, commit_key, generation_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, CorruptError, ObjectMissingError
@@ -41,7 +41,7 @@ class Verdict:
         return not self.problems
 
 
-async def verify(tier: Tier, wanted: StepId | int | None = None, progress: Progress | None = None) -> Verdict:
+async def verify(tier: Tier, wanted: BoundaryId | int | None = None, progress: Progress | None = None) -> Verdict:
     """Read a run through, or one checkpoint of it and what it stands on. Memory: 64 MiB beside the documents.
 
     What the tier fails to read is a problem named as that, never as absence. A checkpoint that retention gives up
@@ -63,7 +63,7 @@ class _Verification:
         self._findings = Findings()
         self._reads = asyncio.Semaphore(_SHARDS_AT_ONCE)
 
-    async def run(self, wanted: StepId | int | None) -> Verdict:
+    async def run(self, wanted: BoundaryId | int | None) -> Verdict:
         found = await survey(self._records, all_commits=True)
         if found.empty:
             return Verdict((Problem(found.uri, "no run here"),), 0, 0)
@@ -110,13 +110,13 @@ class _Verification:
             if there is False and at not in parents:
                 self._findings.add(commit_key(at), "is missing, but the events report that it was committed")
 
-    async def _told_by_events(self) -> set[StepId]:
-        told: set[StepId] = set()
+    async def _told_by_events(self) -> set[BoundaryId]:
+        told: set[BoundaryId] = set()
         for entry in await self._findings.listing(self._tier, EVENTS):
             told |= await self._findings.attempt(entry.key, self._told(entry.key)) or set()
         return told
 
-    async def _told(self, key: str) -> set[StepId]:
+    async def _told(self, key: str) -> set[BoundaryId]:
         return committed_steps(await self._tier.get(key))
 
     async def _exists(self, key: str) -> bool:
@@ -141,13 +141,13 @@ class _Verification:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _chosen(self, found: Survey, wanted: StepId | int | None) -> list[Manifest]:
+    def _chosen(self, found: Survey, wanted: BoundaryId | int | None) -> list[Manifest]:
         if wanted is None:
             return [m for _at, m in sorted(found.manifests.items()) if m.retired is None]
         try:
             at = resolve(found, wanted)
         except ConfigError as error:
-            self._findings.add(commit_key(wanted) if isinstance(wanted, StepId) else f"step {wanted}", str(error))
+            self._findings.add(commit_key(wanted) if isinstance(wanted, BoundaryId) else f"step {wanted}", str(error))
             return []
         manifest = found.manifests.get(at)
         if manifest is not None and manifest.retired is None:
@@ -205,7 +205,7 @@ def _named_frozen(manifests: Sequence[Manifest]) -> dict[FrozenFile, list[Manife
     return named
 
 
-def _committed_parents(found: Survey) -> dict[StepId, int]:
+def _committed_parents(found: Survey) -> dict[BoundaryId, int]:
     """Checkpoints that generations started from, each with the number of one of them."""
     parents = {number: found.generations[number].parent for number in sorted(found.generations)}
-    return {StepId(p.step, p.generation): number for number, p in parents.items() if p is not None and p.committed}
+    return {p.at: number for number, p in parents.items() if p is not None and p.committed}

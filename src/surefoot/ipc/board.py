@@ -50,22 +50,24 @@ class NodeWord(IntEnum):
     """Serial number of the newest durable save that is due."""
     PHASE = 6
     COMMITTED = 7
-    """Newest committed step + 1; 0 if none."""
+    """Newest committed boundary + 1; 0 if none."""
     COMMITTED_NS = 8
-    """CLOCK_BOOTTIME at which that step was staged."""
+    """CLOCK_BOOTTIME at which that boundary was staged."""
     SUPERSEDED = 9
     """1 once a newer launch owns the run."""
     AGENT_PID = 10
     LATE_TARGET = 11
-    """The step that every rank is to have in memory + 1, while the ranks are held; 0 until the agent has chosen one."""
+    """The boundary that every rank is to have in memory + 1, if it is held; 0 as long as that is not known."""
     OTHERS = 12
     """How many other nodes have ranks of this generation."""
     OTHERS_GENERATION = 13
     """The generation to which the next two words belong."""
     OTHERS_SEALED = 14
-    """Newest step known to be sealed by every rank of the other nodes + 1. It may lag behind, and never runs ahead."""
+    """Newest boundary known to be sealed by every rank of the other nodes + 1. It may lag, and never runs ahead."""
     OTHERS_PASSED = 15
-    """Newest step known to be sealed or given up by every rank of the other nodes + 1."""
+    """Newest boundary known to be sealed or given up by every rank of the other nodes + 1."""
+    COMMITTED_STEP = 16
+    """Label of COMMITTED: optimizer steps finished there + 1; 0 if none."""
 
 
 class RankWord(IntEnum):
@@ -77,19 +79,23 @@ class RankWord(IntEnum):
     HOLD = 2
     """Incarnation that must not pass its next fence."""
     SEALED = 3
-    """Newest step sealed by this incarnation + 1. Monotone within an incarnation."""
+    """Newest boundary sealed by this incarnation + 1. Monotone within an incarnation."""
     FINISHED = 4
-    """Optimizer steps finished + 1."""
+    """Newest boundary reached + 1."""
     PHASE = 5
     PID = 6
     SEALED_GENERATION = 7
     PASSED = 8
-    """Newest step that this incarnation has sealed or given up + 1."""
+    """Newest boundary that this incarnation has sealed or given up + 1."""
     ENTERED = 9
-    """Newest step whose optimizer may have begun + 1; only steps before which a held rank could stay are counted."""
+    """Newest boundary towards which an optimizer may have begun + 1; counted only where a held rank could stay."""
     BROUGHT_EVEN = 10
     """This rank's vector for the agreement at its newest boundary of an even number, see core/agreement.py."""
     BROUGHT_ODD = 11
+    STEP = 12
+    """Label of FINISHED: optimizer steps finished + 1."""
+    SEALED_STEP = 13
+    """Label of SEALED: optimizer steps finished there + 1."""
 
 
 class Board:

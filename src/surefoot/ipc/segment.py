@@ -24,23 +24,24 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot.core.documents import compact, digest, parse_json
+from surefoot.core.documents import FORMAT_VERSION, compact, digest, parse_json
 from surefoot.core.image import PAGE_BYTES, Image, round_up
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.core.replicas import areas, areas_bytes
 from surefoot.errors import CorruptError, ResourceError, UsageError
 from surefoot.ipc.barrier import full_barrier
 
 _MAGIC = b"SUREFOOT"
-_VERSION = 1
 _STATIC = struct.Struct("<8s10Q64s32s")
 _ENTRY_WORDS = 16
 _MAX_SLOTS = PAGE_BYTES // (8 * _ENTRY_WORDS)
 
-# Words of a slot's entry. The trainer writes the first group, the agent the second.
-_SEQ, _STEP, _GENERATION, _FLAGS, _RECORD_BYTES, _RECORD_HASH_0, _RECORD_HASH_1, _STAGED_NS = range(8)
+# Words of a slot's entry. The trainer writes the first group and the third, the agent the second.
+_SEQ, _BOUNDARY, _GENERATION, _FLAGS, _RECORD_BYTES, _RECORD_HASH_0, _RECORD_HASH_1, _STAGED_NS = range(8)
 _HASHED_SEQ, _HASH_0, _HASH_1, _VOIDED_SEQ = range(8, 12)
+_STEP, _EPOCH = range(12, 14)
+"""Labels + 1; 0 for none."""
 
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -87,7 +88,7 @@ class Sealed:
 
     slot: int
     seq: int
-    at: StepId
+    at: BoundaryId
     durable: bool
     staged_ns: int
     record_bytes: int
@@ -174,7 +175,7 @@ class Segment:
         self._set(slot, _SEQ, self._get(slot, _SEQ) | 1)
         full_barrier()
 
-    def seal(self, slot: int, at: StepId, record: bytes, *, durable: bool, staged_ns: int) -> int:
+    def seal(self, slot: int, at: BoundaryId, record: bytes, *, durable: bool, staged_ns: int) -> int:
         """Close a filled slot and return its new `seq`.
 
         Invariant: data and description are there BEFORE `seq` turns even.
@@ -193,13 +194,15 @@ class Segment:
         start = self.geometry.record_offset(slot)
         self.memory[start : start + len(record)] = record
         record_hash = bytes.fromhex(digest(record))
-        self._set(slot, _STEP, at.step)
+        self._set(slot, _BOUNDARY, at.boundary)
         self._set(slot, _GENERATION, at.generation)
         self._set(slot, _FLAGS, DURABLE if durable else 0)
         self._set(slot, _RECORD_BYTES, len(record))
         self._set(slot, _RECORD_HASH_0, int.from_bytes(record_hash[:8], "big"))
         self._set(slot, _RECORD_HASH_1, int.from_bytes(record_hash[8:], "big"))
         self._set(slot, _STAGED_NS, staged_ns)
+        self._set(slot, _STEP, _word_of(at.step))
+        self._set(slot, _EPOCH, _word_of(at.epoch))
         full_barrier()
         seq = self._get(slot, _SEQ) + 1
         self._set(slot, _SEQ, seq)
@@ -246,7 +249,7 @@ class Segment:
         return Sealed(
             slot,
             seq,
-            StepId(entry[_STEP], entry[_GENERATION]),
+            BoundaryId(entry[_BOUNDARY], entry[_GENERATION], _label_of(entry[_STEP]), _label_of(entry[_EPOCH])),
             bool(entry[_FLAGS] & DURABLE),
             entry[_STAGED_NS],
             entry[_RECORD_BYTES],
@@ -274,6 +277,14 @@ class Segment:
 
     def _set(self, slot: int, word: int, value: int) -> None:
         self._table[slot * _ENTRY_WORDS + word] = value
+
+
+def _word_of(label: int | None) -> int:
+    return 0 if label is None else label + 1
+
+
+def _label_of(word: int) -> int | None:
+    return word - 1 if word else None
 
 
 def create_segment(
@@ -378,8 +389,12 @@ def _described(fd: int, mapping: mmap.mmap, size_bytes: int, path: Path | None, 
     magic, version, num_slots, capacity, image_bytes, plan_bytes, rank, total, replicas_bytes, *_, run, plan_hash = (
         words
     )
-    if magic != _MAGIC or version != _VERSION or bytes.fromhex(digest(raw[: _STATIC.size])) != raw[_STATIC.size :]:
-        raise CorruptError(f"{what}: not a segment of version {_VERSION}, or its header is damaged")
+    if (
+        magic != _MAGIC
+        or version != FORMAT_VERSION
+        or bytes.fromhex(digest(raw[: _STATIC.size])) != raw[_STATIC.size :]
+    ):
+        raise CorruptError(f"{what}: not a segment of format {FORMAT_VERSION}, or its header is damaged")
     geometry = Geometry(num_slots, capacity, image_bytes, plan_bytes, replicas_bytes)
     if num_slots > _MAX_SLOTS or capacity % PAGE_BYTES or geometry.size_bytes != total or total != size_bytes:
         raise CorruptError(f"{what}: header describes {geometry.size_bytes} bytes, the file has {size_bytes}")
@@ -393,7 +408,7 @@ def _described(fd: int, mapping: mmap.mmap, size_bytes: int, path: Path | None, 
 def _static_header(geometry: Geometry, rank: int, run: str, plan_hash: str) -> bytes:
     fields = (
         _MAGIC,
-        _VERSION,
+        FORMAT_VERSION,
         geometry.num_slots,
         geometry.record_capacity,
         geometry.image_bytes,

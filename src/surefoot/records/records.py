@@ -12,7 +12,7 @@ from surefoot.core.layout import (
     GENERATIONS,
     RUN_KEY,
     STEPS,
-    StepId,
+    BoundaryId,
     commit_key,
     generation_key,
     parse_ack,
@@ -86,7 +86,7 @@ class Records:
             await self._read_generation(number)
         return self._generations[number]
 
-    async def check_records(self, generations: Mapping[int, Generation], steps: Iterable[StepId]) -> None:
+    async def check_records(self, generations: Mapping[int, Generation], steps: Iterable[BoundaryId]) -> None:
         """Check that every step's generation has its record: a number used again would revive steps given up under it.
 
         Raises:
@@ -131,12 +131,12 @@ class Records:
         await self._put_once(generation.key, generation.to_bytes())
         self._generations[generation.number] = generation
 
-    async def commits(self) -> list[StepId]:
+    async def commits(self) -> list[BoundaryId]:
         """Steps with a manifest or a tombstone, ascending."""
         listed = await self.tier.list(COMMITS)
         return sorted(at for entry in listed if (at := parse_commit(entry.key)) is not None)
 
-    async def manifest(self, at: StepId) -> Manifest | None:
+    async def manifest(self, at: BoundaryId) -> Manifest | None:
         """A step's manifest; None for a tombstone.
 
         Raises:
@@ -163,11 +163,11 @@ class Records:
         """Replace a manifest that stands (retention only)."""
         await self.tier.put(manifest.key, manifest.to_bytes())
 
-    async def bury(self, at: StepId, now: float) -> None:
+    async def bury(self, at: BoundaryId, now: float) -> None:
         """Replace a retired manifest, whose shards are gone, by a tombstone: the key stays taken."""
         await self.tier.put(commit_key(at), tombstone_bytes(at, now))
 
-    async def put_tombstone(self, at: StepId, now: float) -> bool:
+    async def put_tombstone(self, at: BoundaryId, now: float) -> bool:
         """Take the key of a manifest that was never written. False if it was written after all."""
         try:
             await self.tier.put_if_absent(commit_key(at), tombstone_bytes(at, now))
@@ -175,9 +175,9 @@ class Records:
             return await self.manifest(at) is None
         return True
 
-    async def pieces(self) -> dict[StepId, list[str]]:
+    async def pieces(self) -> dict[BoundaryId, list[str]]:
         """Steps of which a shard or an acknowledgement is there, each with the keys of its acknowledgements."""
-        found: dict[StepId, list[str]] = {}
+        found: dict[BoundaryId, list[str]] = {}
         for entry in await self.tier.list(STEPS):
             piece = parse_ack(entry.key) or parse_shard(entry.key)
             if piece is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from surefoot.agent.journal import Journal
 from surefoot.core.commit import complete_set, make_manifest
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.lineage import Cuts, counts
 from surefoot.core.manifest import Generation
 from surefoot.errors import ObjectMissingError
@@ -21,7 +21,7 @@ class Unfinished:
         self._records = records
         self._journal = journal
 
-    async def commit(self, generations: Mapping[int, Generation], chain: Cuts) -> list[StepId]:
+    async def commit(self, generations: Mapping[int, Generation], chain: Cuts) -> list[BoundaryId]:
         """Commit every step that counts and is acknowledged in full.
 
         Returns every step whose manifest's key is taken, ascending.
@@ -34,7 +34,7 @@ class Unfinished:
                 committed.add(at)
         return sorted(committed)
 
-    async def _commit(self, at: StepId, ack_keys: Sequence[str]) -> bool:
+    async def _commit(self, at: BoundaryId, ack_keys: Sequence[str]) -> bool:
         shards = complete_set(await self._records.acks(ack_keys), at)
         if shards is None:
             return False
@@ -48,7 +48,7 @@ class Unfinished:
         if await self._records.put_manifest(manifest) is manifest:
             self._journal.record(
                 "committed",
-                step=at.step,
+                **manifest.at.names,
                 tier=self._records.tier.name,
                 bytes=manifest.size_bytes,
                 seconds=0.0,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.records.records import Records
 from surefoot.tiers.open import open_tier
 
 
-async def newest_durable(uri: str, damaged: Collection[StepId] = ()) -> int:
+async def newest_durable(uri: str, damaged: Collection[BoundaryId] = ()) -> int:
     """Newest committed step, 0 if there is none.
 
     Args:
@@ -19,8 +19,8 @@ async def newest_durable(uri: str, damaged: Collection[StepId] = ()) -> int:
     records = Records(open_tier(uri))
     try:
         for at in reversed(await records.commits()):
-            if at not in damaged and await records.manifest(at) is not None:
-                return at.step
+            if at not in damaged and (manifest := await records.manifest(at)) is not None:
+                return manifest.at.step or 0
         return 0
     finally:
         await records.tier.close()

@@ -359,7 +359,7 @@ class Scenario:
         if self._look_on is None:
             return
         boards = [board for job in self._jobs if (board := job.board()) is not None]
-        committed = max((board.node(NodeWord.COMMITTED) for board in boards), default=0)
+        committed = max((board.node(NodeWord.COMMITTED_STEP) for board in boards), default=0)
         staged_ns = max((board.node(NodeWord.COMMITTED_NS) for board in boards), default=0)
         left = self._events[len(self._strikes) :]
         self._look_on(

@@ -202,7 +202,7 @@ class Job:
         board = self.board()
         if board is None:
             return 0
-        words = [board.rank(rank, RankWord.FINISHED) for rank in self._ranks(board)]
+        words = [board.rank(rank, RankWord.STEP) for rank in self._ranks(board)]
         finished = min((max(0, word - 1) for word in words), default=0)
         self.furthest = max(self.furthest, finished)
         return finished

@@ -206,9 +206,9 @@ class Run:
 
     @property
     def durable_step(self) -> int | None:
-        """Newest committed step; None before there is one."""
+        """Optimizer steps finished at the newest committed boundary; None before there is one."""
         session = self._session
-        word = session.board.node(NodeWord.COMMITTED) if session is not None else 0
+        word = session.board.node(NodeWord.COMMITTED_STEP) if session is not None else 0
         return word - 1 if word else None
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.errors import ConfigError, SurefootError, UsageError
 from surefoot.exits import EVICTED_UNSAVED, Evicted, bound_end, hasten_end, let_end
@@ -57,6 +58,8 @@ class Session:
         self._fit: Fit | None = None
         """How this rank's state fits the checkpoint about which the agent asked last, until the start is decided."""
         self._boundary: Boundary | None = None
+        self._crossed = 0
+        """Boundaries along the history, those before the restored one included."""
         self.generation = 0
         self._ranks: Ranks
         self._client: AgentClient
@@ -133,9 +136,10 @@ class Session:
         page = self._page = Page(board, self._ranks, self._incarnation)
         page.open(self.generation, os.getpid())
         page.phase(Phase.RESTORING)
-        finished = self._load(answer.get("start"))
+        self._crossed, finished = self._load(answer.get("start"))
         self._fit = None
-        page.set(RankWord.FINISHED, finished + 1)
+        page.set(RankWord.STEP, finished + 1)
+        page.set(RankWord.FINISHED, self._crossed + 1)
         self._registry.frozen.begin()
         if self._ranks.world_size > 1 and not self._round:
             self._agreement = BoardAgreement(page, self.generation)
@@ -145,15 +149,16 @@ class Session:
         page.phase(Phase.TRAINING)
         return finished
 
-    def _load(self, start: Body | None) -> int:
+    def _load(self, start: Body | None) -> tuple[int, int]:
+        """Boundaries and optimizer steps of what was loaded."""
         error: SurefootError | None = None
+        loaded = 0, 0
         try:
-            step = self._restore(start) if start is not None else 0
+            loaded = self._restore(start) if start is not None else (0, 0)
             if start is None:
                 self._registry.frozen.refuse_torn(None, 0)
         except SurefootError as caught:
             error = caught
-            step = 0
         except Exception as caught:  # noqa: BLE001 - the user's load_state_dict may raise anything; all ranks hear of it
             error = ConfigError(f"loading the checkpoint failed: {type(caught).__name__}: {caught}")
             error.__cause__ = caught
@@ -163,9 +168,9 @@ class Session:
             raise error or others from None
         if error is not None:
             raise error
-        return step
+        return loaded
 
-    def _restore(self, start: Body) -> int:
+    def _restore(self, start: Body) -> tuple[int, int]:
         plan = Plan.from_body(start["plan"])
         images: dict[int, MappedImage] = {}
         for body, fds in self._images:
@@ -181,7 +186,7 @@ class Session:
         if left is not None:
             self._warn(left)
         self._registry.load(self._fit_to(plan, int(start["of_rank"])), start["record"], images, ranks.rank)
-        return int(start["step"])
+        return int(start["boundary"]), int(start["step"])
 
     def _fit_to(self, plan: Plan, of_rank: int) -> Fit:
         # Worked out once: no code of the script's runs between the agent's question and the start.
@@ -216,9 +221,13 @@ class Session:
         return self._registry.position_of(loader)
 
     def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
-        """Take a finished step. True if all ranks stop here, because they are being evicted."""
+        """The state is whole, after so many optimizer steps; one more may have been finished since the last boundary.
+
+        Returns true if this is where all ranks stop, because they are being evicted.
+        """
         assert self._boundary is not None
-        stop = self._boundary.cross(step, saves, last=last)
+        self._crossed += 1
+        stop = self._boundary.cross(self._crossed, step, saves, last=last)
         if not (stop and not last) and not self._boundary.in_flight:
             self._own_page.phase(Phase.TRAINING)
         return stop and not last
@@ -238,8 +247,8 @@ class Session:
         """
         if self._boundary is not None:
             self._boundary.finish()
-        if step:
-            self._client.request({"op": "ensure", "step": step}, None)
+        if self._crossed:
+            self._client.request({"op": "ensure", **BoundaryId(self._crossed, self.generation, step).to_json()}, None)
 
     def close(self, *, clean: bool, finished: bool, step: int) -> None:
         """Leave in good order, or because of an error of the script's own."""

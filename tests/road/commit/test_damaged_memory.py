@@ -10,13 +10,13 @@ import pytest
 from machines import Machine, MakeMachine, wait_for
 
 from surefoot.core.image import PAGE_BYTES
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.ipc.segment import Sealed, Segment, open_segment_file
 
-IN_MEMORY = StepId(3, 1)
+IN_MEMORY = BoundaryId(3, 1)
 WORDS = {
     "seq": 0,
-    "step": 1,
+    "boundary": 1,
     "generation": 2,
     "flags": 3,
     "record_bytes": 4,
@@ -25,6 +25,8 @@ WORDS = {
     "hashed_seq": 8,
     "hash": 9,
     "voided_seq": 11,
+    "step": 12,
+    "epoch": 13,
 }
 HEADER_BYTES = (0, 16, 56, 140, 190)
 

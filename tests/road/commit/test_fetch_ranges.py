@@ -14,7 +14,7 @@ import pytest
 from surefoot.agent.start import reading
 from surefoot.agent.start.reading import Fetched, Portion, ReadPlace, ShardError, close_all, portion_of, read_portions
 from surefoot.agent.start.sources import CopiesPlace, RunPlace
-from surefoot.core.layout import ShardId, StepId
+from surefoot.core.layout import BoundaryId, ShardId
 from surefoot.core.manifest import Shard
 from surefoot.core.plan import Leaf, Plan, Report, make_plan
 from surefoot.core.ranges import Range, in_blocks, total_bytes
@@ -34,7 +34,7 @@ WANTED: list[Range] = [(4096, 4097), (35_000, 52_000), (SIZE - 1, SIZE)]
 def shard_of(data: bytes, block_bytes: int | None) -> Shard:
     hashing = ImageHash(block_bytes or SIZE)
     hashing.update(memoryview(data))
-    shard = Shard(ShardId(StepId(3, 1), 0, "abcd"), PLAN.hash, len(data), hashing.hexdigest(), {})
+    shard = Shard(ShardId(BoundaryId(3, 1), 0, "abcd"), PLAN.hash, len(data), hashing.hexdigest(), {})
     return shard if block_bytes is None else replace(shard, blocks=hashing.sums())
 
 

@@ -15,7 +15,7 @@ import xxhash
 from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.core.frozen import FrozenFile
-from surefoot.core.layout import ShardId, StepId, frozen_key
+from surefoot.core.layout import BoundaryId, ShardId, frozen_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.records.records import Records
 from surefoot.tiers.disk import DiskTier
@@ -53,7 +53,7 @@ class _Place:
 
 
 def _manifest(file: FrozenFile, step: int) -> Manifest:
-    at = StepId(step, 1)
+    at = BoundaryId(step, 1)
     shard = Shard(ShardId(at, 0, "abcd"), "0" * 32, 1, "0" * 32, {"frozen": file.to_json()})
     return Manifest(at, "0" * 32, 1, "periodic", None, {}, "l", None, 1.0, (shard,))
 

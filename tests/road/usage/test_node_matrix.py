@@ -145,7 +145,7 @@ class Train:
         """Ascending."""
         found = PlainS3(self._bucket).keys(f"{self._prefix}/") if self._bucket is not None else _files(self._stage.run)
         keys = [key.removeprefix(f"{self._prefix}/") for key in found]
-        return sorted(at.step for key in keys if (at := parse_commit(key)) is not None)
+        return sorted(at.boundary for key in keys if (at := parse_commit(key)) is not None)
 
     def resumed(self, world: World) -> list[dict[str, Any]]:
         """What the nodes of the last launch say."""
@@ -192,7 +192,7 @@ class Train:
         for path in self._stage.memory.glob(f"*/*/rank-{rank:05d}-*.seg"):
             segment = open_segment_file(path)
             layout = segment.geometry
-            newest = [sealed for sealed in segment.all_sealed() if sealed.at.step == SAVED_STEPS]
+            newest = [sealed for sealed in segment.all_sealed() if sealed.at.boundary == SAVED_STEPS]
             # Bytes that are damaged before they are hashed would be taken for what the trainer staged.
             slots = [sealed.slot for sealed in newest if sealed.image_hash is not None]
             found += [(path, layout.image_offset(slot) + layout.image_bytes // 2) for slot in slots]

@@ -68,7 +68,7 @@ def newest(stage: Stage, rank: int, step: int) -> tuple[Path, Segment, Sealed] |
     for path in stage.memory.glob(f"*/rank-{rank:05d}-*.seg"):
         segment = open_segment_file(path)
         for sealed in segment.all_sealed():
-            if sealed.at.step == step and sealed.image_hash is not None:
+            if sealed.at.boundary == step and sealed.image_hash is not None:
                 return path, segment, sealed
     return None
 

@@ -17,7 +17,7 @@ from surefoot.agent.journal import Journal
 from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.status import Status
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.presence import spans
 from surefoot.errors import AgentError, SurefootError
 from surefoot.host.clock import boot_s
@@ -33,8 +33,7 @@ _ANSWER_WITHIN_S = 2.0
 class _Check:
     """One image that ranks of this node want to take."""
 
-    generation: int
-    step: int
+    at: BoundaryId
     began_s: float
     asked: dict[int, tuple[Trainer, Body]] = field(default_factory=dict)
     """The ranks that have come, each with its request."""
@@ -43,7 +42,7 @@ class _Check:
 
     @property
     def what(self) -> str:
-        return f"check {self.generation} {self.step}"
+        return _name(self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,8 @@ class Checks:
         """The check to which some ranks of this node have come, and some have not."""
         self._whole = ""
         """The last check to which all of them have come."""
-        self._reports: dict[int, StepId] = {}
-        """By rank: the last step at whose end it reported for a plan."""
+        self._reports: dict[int, BoundaryId] = {}
+        """By rank: the last boundary at which it reported for a plan."""
         membership.answer("absent", self._answer_absent)
         trainers.hear("check", self.ask)
         trainers.hear("report", self.reported)
@@ -88,8 +87,7 @@ class Checks:
     async def ask(self, trainer: Trainer, body: Body) -> None:
         """Take a rank's question. After this node's last rank, wait for the other nodes, and answer all ranks."""
         if self._open is None:
-            step = Fields(body, "check").integer("step")
-            self._open = _Check(self._status.generation.number, step, boot_s())
+            self._open = _Check(BoundaryId.of(Fields(body, "check")), boot_s())
             self._spawn(self._watch(self._open))
         check = self._open
         check.asked[trainer.rank] = (trainer, body)
@@ -98,8 +96,8 @@ class Checks:
             self._spawn(self._answer(check))
 
     async def reported(self, trainer: Trainer, body: Body) -> None:
-        """A rank reports for a plan: at that step's end it asks nothing any more."""
-        self._reports[trainer.rank] = StepId.of(Fields(body, "report"))
+        """Note that a rank reports for a plan: at that step's end it asks nothing any more."""
+        self._reports[trainer.rank] = BoundaryId.of(Fields(body, "report"))
 
     def forget(self) -> None:
         """Drop all questions: this node's ranks are gone."""
@@ -114,7 +112,7 @@ class Checks:
             brought = await self._membership.gather(check.what, {"drift": drift})
             answer: Body = {"replan": any(bool(one.get("drift")) for one in brought)}
             if check.logged:
-                self._journal.record("save_goes_on", step=check.step, seconds=round(boot_s() - check.began_s, 1))
+                self._journal.record("save_goes_on", **check.at.names, seconds=round(boot_s() - check.began_s, 1))
         except AgentError as error:
             answer = {"error": str(error), "kind": "AgentError"}
         if not check.over.is_set():
@@ -140,7 +138,7 @@ class Checks:
             check.logged = True
             self._journal.record(
                 "save_waits",
-                step=check.step,
+                **check.at.names,
                 ranks=sorted(check.asked),
                 missing=absent.ranks,
                 silent=absent.silent,
@@ -149,19 +147,19 @@ class Checks:
         if absent.past:
             check.over.set()
             for trainer, request in check.asked.values():
-                why = _why(trainer.rank, check.step, absent.past)
+                why = _why(trainer.rank, check.at, absent.past)
                 await trainer.link.reply(request, error=why, kind="UsageError")
 
     async def _absent(self, check: _Check) -> _Absent:
         me, found = self._membership.me, _Absent({}, {}, [])
-        self._sort(found, me, self._absent_here(check.generation, check.step))
+        self._sort(found, me, self._absent_here(check.at))
         others = [node for node in self._membership.lacking(check.what) if node != me]
         for node, ranks in zip(others, await asyncio.gather(*(self._ask(node, check) for node in others)), strict=True):
             self._sort(found, node, ranks)
         return found
 
     async def _ask(self, node: str, check: _Check) -> list[tuple[int, bool]] | None:
-        question = {"op": "absent", "generation": check.generation, "step": check.step}
+        question = {"op": "absent", **check.at.to_json()}
         try:
             answer = Fields(await self._membership.ask(node, question, _ANSWER_WITHIN_S), "absent")
             return [(int(rank), bool(past)) for rank, past in answer.items("ranks")]
@@ -179,35 +177,38 @@ class Checks:
                 found.past.setdefault(node, []).append(rank)
 
     async def _answer_absent(self, _node: str, body: Body) -> Body:
-        fields = Fields(body, "absent")
-        return {"ranks": [list(one) for one in self._absent_here(fields.integer("generation"), fields.integer("step"))]}
+        return {"ranks": [list(one) for one in self._absent_here(BoundaryId.of(Fields(body, "absent")))]}
 
-    def _absent_here(self, generation: int, step: int) -> list[tuple[int, bool]]:
-        """Ranks of this node that have not come to that step's check, and whether they are past it."""
+    def _absent_here(self, at: BoundaryId) -> list[tuple[int, bool]]:
+        """Ranks of this node that have not come to that boundary's check, and whether they are past it."""
         status = self._status
-        if not status.has_generation or status.generation.number != generation:
+        if not status.has_generation or status.generation.number != at.generation:
             raise AgentError("this node is in another generation")
-        what = f"check {generation} {step}"
+        what = _name(at)
         if what == self._whole:
             return []
         here = self._open.asked if self._open is not None and self._open.what == what else {}
         absent = [trainer for trainer in self._trainers.live if trainer.rank not in here]
-        return [(trainer.rank, self._is_past(trainer, generation, step)) for trainer in absent]
+        return [(trainer.rank, self._is_past(trainer, at)) for trainer in absent]
 
-    def _is_past(self, trainer: Trainer, generation: int, step: int) -> bool:
-        """True if the rank took the step without asking, finished a later one, or left: it will never ask."""
+    def _is_past(self, trainer: Trainer, at: BoundaryId) -> bool:
+        """True if the rank took the boundary without asking, came to a later one, or left: it will never ask."""
         reported = self._reports.get(trainer.rank)
-        if reported is not None and reported.generation == generation and reported.step >= step:
+        if reported is not None and reported.generation == at.generation and reported >= at:
             return True
         board, rank = self._status.board, trainer.local_rank
-        if board.rank(rank, RankWord.SEALED_GENERATION) != generation:
+        if board.rank(rank, RankWord.SEALED_GENERATION) != at.generation:
             return False
-        return board.rank(rank, RankWord.SEALED) > step or board.rank(rank, RankWord.FINISHED) > step + 1
+        return board.rank(rank, RankWord.SEALED) > at.boundary or board.rank(rank, RankWord.FINISHED) > at.boundary + 1
 
 
-def _why(rank: int, step: int, past: dict[str, list[int]]) -> str:
+def _name(at: BoundaryId) -> str:
+    return f"check {at.generation} {at.boundary}"
+
+
+def _why(rank: int, at: BoundaryId, past: dict[str, list[int]]) -> str:
     who = "; ".join(f"rank(s) {spans(ranks)} of node {node}" for node, ranks in past.items())
     return (
-        f"rank {rank} takes step {step} (save(), or its last step), and {who} went on without it: "
+        f"rank {rank} takes {at.label} (save(), or its last step), and {who} went on without it: "
         "call save() on every rank, and give every rank the same total"
     )

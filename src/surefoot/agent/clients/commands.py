@@ -43,7 +43,7 @@ class Commands:
                 {
                     "rank": trainer.rank,
                     "pid": trainer.pid,
-                    "finished": max(0, board.rank(trainer.local_rank, RankWord.FINISHED) - 1),
+                    "finished": max(0, board.rank(trainer.local_rank, RankWord.STEP) - 1),
                     "phase": Phase(board.rank(trainer.local_rank, RankWord.PHASE)).name.lower(),
                 }
                 for trainer in self._trainers.live

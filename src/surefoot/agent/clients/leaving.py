@@ -62,10 +62,10 @@ class Leaving:
     def _trainer_gone(self, trainer: Trainer) -> None:
         status = self._status
         if not self._trainers.live:
-            status.finished_before = status.finished_on_all()
+            status.note_end()
         if (trainer.leaving and not trainer.failed) or trainer.stopping:
             return
-        step = max(0, status.board.rank(trainer.local_rank, RankWord.FINISHED) - 1)
+        step = max(0, status.board.rank(trainer.local_rank, RankWord.STEP) - 1)
         self._journal.record("trainer_lost", rank=trainer.rank, pid=trainer.pid, step=step)
         # The other nodes' ranks would wait for it in a collective until that times out.
         self._membership.tell_on({"op": "stop", "why": f"rank {trainer.rank} died"})

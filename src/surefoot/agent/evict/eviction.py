@@ -20,7 +20,7 @@ from surefoot.core.eviction import (
     late_target,
     margin_s,
 )
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.exits import EVICTED, SUPERSEDED
 from surefoot.host.clock import boot_s
 from surefoot.ipc.barrier import full_barrier
@@ -127,7 +127,7 @@ class Eviction:
             await self._obey(order)
         self._journal.record(
             "evicted",
-            step=self._status.finished_on_all() or 0,
+            step=self._status.steps_on_all() or 0,
             safe=order.safe,
             why=order.why,
             committed=self._status.committed and self._status.committed.step,
@@ -199,17 +199,27 @@ class Eviction:
     def _aim(self, target: int) -> None:
         self._late_step = target
         self._status.board.set_node(NodeWord.LATE_TARGET, target + 1)
-        self._journal.record("late", step=target)
+        self._journal.record("late", **BoundaryId(target, self._journal.generation, self._step_at(target)).names)
+
+    def _step_at(self, boundary: int) -> int | None:
+        """The label of a boundary that a rank of this node has just reached; None if none has."""
+        board = self._status.board
+        here = [
+            one.local_rank
+            for one in self._trainers.live
+            if board.rank(one.local_rank, RankWord.FINISHED) == boundary + 1
+        ]
+        return board.rank(here[0], RankWord.STEP) - 1 if here else None
 
     def _facts(self) -> Facts:
         board, trainers, status = self._status.board, self._trainers.live, self._status
         generation = status.generation.number if status.has_generation else 0
-        late = None if self._late_step is None else StepId(self._late_step, generation)
+        late = None if self._late_step is None else BoundaryId(self._late_step, generation)
         return Facts(
             noticed_s=self._noticed_s,
             deadline_s=self._deadline_s,
             finished=status.finished_on_all() or 0,
-            durable=status.committed.step if status.committed is not None else 0,
+            durable=status.committed.boundary if status.committed is not None else 0,
             trainers=bool(trainers),
             foremost=max((board.rank(one.local_rank, RankWord.FINISHED) - 1 for one in trainers), default=0),
             sealed=min((board.rank(one.local_rank, RankWord.SEALED) - 1 for one in trainers), default=0),

@@ -22,6 +22,7 @@ from surefoot.agent.save.queue import Order
 from surefoot.agent.save.shipping import Shipper
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import newest_to_ship, shipped_elsewhere
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError
 from surefoot.host.clock import boot_s
 from surefoot.ipc.wire import Body
@@ -63,24 +64,24 @@ class NewestInMemory:
         self._tasks.create_task(self._answer_ensure(trainer, body))
 
     async def _answer_ensure(self, trainer: Trainer, body: Body) -> None:
-        why = await self.ensure(Fields(body, "ensure").integer("step"))
+        why = await self.ensure(BoundaryId.of(Fields(body, "ensure")))
         await trainer.link.reply(body, error=why, ok=why is None)
 
-    async def ensure(self, step: int) -> str | None:
-        """Wait until that step or a later one is committed, shipping it if nothing else does. Returns why not."""
+    async def ensure(self, wanted: BoundaryId) -> str | None:
+        """Wait until that boundary or a later one is committed, shipping it if nothing else does. Returns why not."""
         end_s = boot_s() + _ENSURE_S
         while boot_s() < end_s or self._shipper.busy():
             committed = self._status.committed
-            if committed is not None and committed.step >= step:
+            if committed is not None and committed.boundary >= wanted.boundary:
                 return None
             under_way = self._shipper.newest()
-            if under_way is not None and under_way.step >= step:
+            if under_way is not None and under_way.boundary >= wanted.boundary:
                 why = await self._shipper.wait(under_way)
                 if why is not None:
-                    return f"step {step} could not be made durable: {why}"
+                    return f"{wanted.label} could not be made durable: {why}"
             elif not await self.ship_newest("final"):
                 await self._shipper.something(0.05)
-        return f"step {step} is neither durable nor in memory"
+        return f"{wanted.label} is neither durable nor in memory"
 
     async def ship_newest(self, trigger: str) -> bool:
         """Ship the newest whole image that is not durable, on all nodes. False if there is none.
@@ -107,7 +108,7 @@ class NewestInMemory:
         if newest is None:
             return False
         if not self._shipper.uploading(newest.at):
-            name = f"{trigger} {newest.at.step} {secrets.token_hex(4)}"
+            name = f"{trigger} {newest.at.boundary} {secrets.token_hex(4)}"
             order = Order(newest.at, newest.plan, trigger, name, shipped_elsewhere(newest, self._membership.node_of))
             self._membership.tell_all({"op": "ship", **order.to_json()})
             await self._ordered(order)

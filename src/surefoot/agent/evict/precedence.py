@@ -12,7 +12,7 @@ from surefoot.agent.journal import Journal
 from surefoot.agent.nodes.membership import Membership
 from surefoot.core.documents import Fields
 from surefoot.core.eviction import UploadReport, unfit
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import SurefootError
 from surefoot.ipc.wire import Body
 
@@ -21,8 +21,8 @@ _REPORTED_WITHIN_S = 2.0
 
 
 async def goes_first(
-    membership: Membership, journal: Journal, name: str, newest: StepId, mine: UploadReport
-) -> StepId | None:
+    membership: Membership, journal: Journal, name: str, newest: BoundaryId, mine: UploadReport
+) -> BoundaryId | None:
     """The step to finish before an eviction's newest; None if none, or if not all nodes report in time.
 
     A node that gets no answer in time takes the newest step first. It gives up what it interrupts, so that the others,
@@ -41,14 +41,14 @@ async def goes_first(
         found = unfit({node: _from_json(body) for node, body in zip(membership.nodes, brought, strict=True)})
     except (TimeoutError, SurefootError) as error:
         why = str(error) or "not all nodes have reported their uploads in time"
-        journal.record("warning", what=f"step {newest.step} goes first: {why}")
+        journal.record("warning", what=f"{newest.label} goes first: {why}")
         return None
     if found is None:
         return None
     if found.slowest == membership.me:
         needed_s, left_s = round(found.needed_s, 3), round(found.left_s, 3)
         first = found.first and found.first.step
-        journal.record("unfit", step=newest.step, needed_s=needed_s, left_s=left_s, first=first)
+        journal.record("unfit", **newest.names, needed_s=needed_s, left_s=left_s, first=first)
     return found.first
 
 
@@ -60,5 +60,5 @@ def _to_json(uploads: UploadReport) -> Body:
 def _from_json(body: Body) -> UploadReport:
     fields = Fields(body, "report of uploads")
     older = [Fields(one, "upload") for one in fields.items("older")]
-    older_s = {StepId.of(one): one.number("left_s") for one in older}
+    older_s = {BoundaryId.of(one): one.number("left_s") for one in older}
     return UploadReport(fields.optional_number("newest_s"), fields.optional_number("left_s"), older_s)

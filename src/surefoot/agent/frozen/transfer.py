@@ -164,7 +164,7 @@ class FrozenSaver:
                 if trigger not in ("emergency", "agent"):
                     await self._save_durably(self._trainers.of_rank(rank), file)
                     continue
-                what = f"step {images.at.step} is committed before {file.key} is saved: it can be resumed only by a "
+                what = f"{images.at.label} is committed before {file.key} is saved: it can be resumed only by a "
                 self._journal.record("warning", what=f"{what}script that makes the same frozen tensors by itself")
         return None
 

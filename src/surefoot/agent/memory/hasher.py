@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from surefoot.agent.memory.memory import Held, Memory
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.ipc.segment import Segment
 
@@ -57,7 +57,7 @@ class Hasher:
             pinned = {id(segment) for segment, _slot in self._pinned()}
             self._memory.drop(segment for segment in older if id(segment) not in pinned)
 
-    def _newest_hashed(self, rank: int, plan_hash: str) -> StepId | None:
+    def _newest_hashed(self, rank: int, plan_hash: str) -> BoundaryId | None:
         segment = self._memory.find(rank, plan_hash)
         sealed = segment.all_sealed() if segment is not None else []
         return max((s.at for s in sealed if s.image_hash is not None), default=None)

@@ -15,7 +15,7 @@ import xxhash
 
 from surefoot.core.documents import Fields, parse_json
 from surefoot.core.image import round_up
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.core.replicas import areas_bytes
 from surefoot.errors import CorruptError, ResourceError
@@ -56,9 +56,9 @@ class Held:
         """
         what = f"slot {self.sealed.slot} of rank {self.segment.rank}"
         fields = Fields(parse_json(self.segment.record(self.sealed), what), what)
-        at = StepId(fields.integer("step"), fields.integer("generation"))
-        if (at, fields.integer("rank")) != (self.sealed.at, self.segment.rank):
-            raise CorruptError(f"{what}: its entry names step {self.sealed.at}, its record {at}")
+        at, said = BoundaryId.of(fields), self.sealed.at
+        if (at, at.step, at.epoch, fields.integer("rank")) != (said, said.step, said.epoch, self.segment.rank):
+            raise CorruptError(f"{what}: its entry names {said}, {said.label}, its record {at}, {at.label}")
         return fields.body
 
 
@@ -66,7 +66,7 @@ class Held:
 class ImageSet:
     """Images of one step, of one plan: this node's, or those of all ranks."""
 
-    at: StepId
+    at: BoundaryId
     plan: str
     parts: tuple[Held, ...]
     """The images in rank order."""
@@ -203,7 +203,7 @@ class Memory:
 
     async def sets(self) -> list[ImageSet]:
         """Every step of which any rank's image is here and hashed. Answers only after every sealed slot is hashed."""
-        found: dict[tuple[StepId, str], dict[int, Held]] = {}
+        found: dict[tuple[BoundaryId, str], dict[int, Held]] = {}
         for segment in list(self._all):
             for slot in range(segment.num_slots):
                 held = await self.hash_slot(segment, slot)
@@ -214,7 +214,7 @@ class Memory:
             for (at, plan_hash), parts in found.items()
         ]
 
-    async def parts(self, at: StepId, plan_hash: str) -> dict[int, Held]:
+    async def parts(self, at: BoundaryId, plan_hash: str) -> dict[int, Held]:
         """The images of one step that are here and hashed, by rank; some ranks may be missing."""
         found = {}
         for segment in [segment for segment in self._all if segment.plan_hash == plan_hash]:
@@ -237,12 +237,12 @@ class Memory:
         hashes = await asyncio.gather(*(self._hash(part.segment, part.sealed.slot) for part in images.parts))
         for part, image_hash in zip(images.parts, hashes, strict=True):
             if image_hash != part.image_hash or not part.unchanged():
-                why = f"image of rank {part.segment.rank} at step {images.at.step}: its bytes do not match its hash"
+                why = f"image of rank {part.segment.rank} at {images.at.label}: its bytes do not match its hash"
                 self._give_up(part.segment, part.sealed, why)
                 raise CorruptError(why)
             part.record()
 
-    async def sift(self, at: StepId, plan_hash: str) -> None:
+    async def sift(self, at: BoundaryId, plan_hash: str) -> None:
         """Hash the images of a step here again, and give up those that have changed."""
         for held in (await self.parts(at, plan_hash)).values():
             with suppress(CorruptError):  # it is given up, and that is logged

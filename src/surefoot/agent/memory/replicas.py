@@ -23,7 +23,7 @@ from surefoot.agent.nodes.membership import Membership
 from surefoot.core import documents
 from surefoot.core.documents import Fields
 from surefoot.core.image import round_up
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range
 from surefoot.core.recovery import Copy
@@ -36,7 +36,7 @@ from surefoot.ipc.wire import Body
 _KEPT = 4
 """Number of a rank's newest private parts to keep: as many as a rank has slots, since a replica needs its slot."""
 _SUFFIX, _DRAFT, _REBUILT = ".private_part", ".draft", ".rebuilt"
-_Key = tuple[StepId, str, int]
+_Key = tuple[BoundaryId, str, int]
 """Step, plan and rank."""
 
 
@@ -44,7 +44,7 @@ _Key = tuple[StepId, str, int]
 class PrivatePart:
     """The bytes that only one rank had at one step, and the hash of its whole image."""
 
-    at: StepId
+    at: BoundaryId
     plan: str
     rank: int
     image_hash: str
@@ -69,7 +69,7 @@ class PrivatePart:
     @classmethod
     def from_json(cls, body: Body, what: str) -> PrivatePart:
         fields = Fields(body, what)
-        at, plan, rank = StepId.of(fields), fields.text("plan"), fields.integer("rank")
+        at, plan, rank = BoundaryId.of(fields), fields.text("plan"), fields.integer("rank")
         return cls(at, plan, rank, fields.text("xxh3_128"), fields.binary("record"), fields.binary("own"))
 
 
@@ -118,7 +118,7 @@ class Replicas:
             private_part = self._private_part_of(held, plan)
         except CorruptError as error:
             if held.unchanged():
-                self._say(f"step {held.sealed.at.step} of rank {rank} has no second copy: {error}")
+                self._say(f"{held.sealed.at.label} of rank {rank} has no second copy: {error}")
             return
         if not held.unchanged():
             # The bytes just read may belong to two steps.
@@ -182,7 +182,7 @@ class Replicas:
             if (source := self._source(private_part)) is not None
         ]
 
-    async def find(self, at: StepId, plan_hash: str, rank: int) -> Held:
+    async def find(self, at: BoundaryId, plan_hash: str, rank: int) -> Held:
         """A lost rank's image, rebuilt.
 
         Raises:
@@ -223,27 +223,27 @@ class Replicas:
         source = self._source(private_part) if private_part is not None else None
         sealed = _slot_of(source, at) if source is not None else None
         if private_part is None or source is None or sealed is None:
-            raise ObjectMissingError(f"the image of rank {rank} at step {at.step} is not here")
+            raise ObjectMissingError(f"the image of rank {rank} at {at.label} is not here")
         try:
             made = self._empty(source.plan(), rank, len(private_part.record))
         except ResourceError as error:
             raise ObjectMissingError(
-                f"the image of rank {rank} at step {at.step} cannot be put together: {error}"
+                f"the image of rank {rank} at {at.label} cannot be put together: {error}"
             ) from error
         try:
             await asyncio.to_thread(_put_together, made, source, sealed, private_part)
-            made.seal(0, at, private_part.record, durable=False, staged_ns=sealed.staged_ns)
+            made.seal(0, private_part.at, private_part.record, durable=False, staged_ns=sealed.staged_ns)
             held = await self._memory.hash_slot(made, 0)
             if held is None or held.image_hash != private_part.image_hash or source.seq(sealed.slot) != sealed.seq:
                 self._drop(key)
                 raise CorruptError(
-                    f"the image of rank {rank} at step {at.step}, put together on node {self._membership.me} from both "
+                    f"the image of rank {rank} at {at.label}, put together on node {self._membership.me} from both "
                     "machines' parts, does not match its hash"
                 )
         except BaseException:
             made.remove()
             raise
-        self._say(f"step {at.step} of rank {rank}, whose machine is lost, is whole again from a second copy")
+        self._say(f"{at.label} of rank {rank}, whose machine is lost, is whole again from a second copy")
         return held
 
     def _drop(self, key: _Key) -> None:
@@ -278,7 +278,7 @@ def _put_together(made: Segment, source: Segment, sealed: Sealed, private_part: 
         start_own += stop - start
 
 
-def _slot_of(segment: Segment, at: StepId) -> Sealed | None:
+def _slot_of(segment: Segment, at: BoundaryId) -> Sealed | None:
     return next((sealed for sealed in segment.all_sealed() if sealed.at == at), None)
 
 

@@ -17,7 +17,7 @@ from surefoot.agent.memory.replicas import Replicas
 from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.start.reading import Portion, ShardError
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.core.recovery import Copy, Source, wholes
 from surefoot.errors import AgentError, CorruptError, ObjectMissingError, SurefootError
@@ -151,15 +151,15 @@ class Peers:
 
     async def _sift(self, _node: str, body: Body) -> Body:
         fields = Fields(body, "sift")
-        await self._memory.sift(StepId.of(fields), fields.text("plan"))
+        await self._memory.sift(BoundaryId.of(fields), fields.text("plan"))
         return {}
 
     async def _asked_for(self, body: Body) -> Held:
         fields = Fields(body, "question about an image")
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         return await self._find(at, fields.text("plan"), fields.integer("rank"))
 
-    async def _find(self, at: StepId, plan: str, rank: int) -> Held:
+    async def _find(self, at: BoundaryId, plan: str, rank: int) -> Held:
         segment = self._memory.find(rank, plan)
         for sealed in segment.all_sealed() if segment is not None else []:
             held = await self._memory.hash_slot(segment, sealed.slot) if segment and sealed.at == at else None

@@ -14,7 +14,7 @@ from surefoot.agent.nodes.membership import Membership
 from surefoot.agent.save.pipeline import Pipeline
 from surefoot.core.commit import commit_order, complete_set
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Generation, Manifest, Shard
 from surefoot.errors import AgentError, CorruptError, TierError
 from surefoot.host.clock import wall_s
@@ -36,10 +36,10 @@ class Commits:
         self._membership = membership
         self._records = records
         self._pipeline = pipeline
-        self._told: dict[StepId, asyncio.Event] = {}
+        self._told: dict[BoundaryId, asyncio.Event] = {}
         membership.hear("committed", self._hear_committed)
 
-    async def commit(self, name: str, at: StepId, mine: Mapping[int, Shard], current: Generation) -> Manifest:
+    async def commit(self, name: str, at: BoundaryId, mine: Mapping[int, Shard], current: Generation) -> Manifest:
         """Commit a step with what this node's ranks have acknowledged of it.
 
         Args:
@@ -64,14 +64,14 @@ class Commits:
             return manifest
         standing = await self._records.manifest(at)
         if standing is None:
-            raise TierError(f"step {at.step} was reported as committed, but the run's place does not show it")
+            raise TierError(f"{at.label} was reported as committed, but the run's place does not show it")
         return standing
 
     def give_up(self, name: str, why: str) -> None:
         """Report that this node has no part for an upload: the others need not wait."""
         self._membership.bring(name, {"error": why})
 
-    async def _all_shards(self, name: str, at: StepId, mine: Iterable[Shard]) -> tuple[Shard, ...]:
+    async def _all_shards(self, name: str, at: BoundaryId, mine: Iterable[Shard]) -> tuple[Shard, ...]:
         acks = [[shard.ack, shard.ack_bytes().decode("ascii")] for shard in mine]
         waiting = asyncio.ensure_future(self._membership.gather(name, {"acks": acks}))
         try:
@@ -88,7 +88,7 @@ class Commits:
         finally:
             waiting.cancel()
 
-    async def _is_told(self, at: StepId) -> bool:
+    async def _is_told(self, at: BoundaryId) -> bool:
         """True if another agent commits the step before it is this one's turn."""
         turn = commit_order(self._membership.nodes, self._membership.leaving).index(self._membership.me)
         if turn == 0:
@@ -101,29 +101,29 @@ class Commits:
             return False
         return True
 
-    def _event(self, at: StepId) -> asyncio.Event:
+    def _event(self, at: BoundaryId) -> asyncio.Event:
         for old in list(self._told)[:-_TOLD_KEPT]:
             del self._told[old]
         return self._told.setdefault(at, asyncio.Event())
 
     def _hear_committed(self, _node: str, body: Body) -> None:
         fields = Fields(body, "committed")
-        self._event(StepId.of(fields)).set()
+        self._event(BoundaryId.of(fields)).set()
 
 
-def _complete(brought: Iterable[Body], nodes: Iterable[str], at: StepId) -> tuple[Shard, ...]:
+def _complete(brought: Iterable[Body], nodes: Iterable[str], at: BoundaryId) -> tuple[Shard, ...]:
     shards: list[Shard] = []
     for node, body in zip(nodes, brought, strict=True):
         fields = Fields(body, "acknowledgements")
         why = fields.optional_text("error")
         if why is not None:
-            raise AgentError(f"node {node} gave up step {at.step}: {why}")
+            raise AgentError(f"node {node} gave up {at.label}: {why}")
         shards += [Shard.from_ack(text.encode("ascii"), key) for key, text in fields.items("acks")]
     return _whole(shards, at)
 
 
-def _whole(shards: Iterable[Shard], at: StepId) -> tuple[Shard, ...]:
+def _whole(shards: Iterable[Shard], at: BoundaryId) -> tuple[Shard, ...]:
     found = complete_set(shards, at)
     if found is None:
-        raise CorruptError(f"the acknowledgements of step {at.step} do not make a whole")
+        raise CorruptError(f"the acknowledgements of {at.label} do not make a whole")
     return found

@@ -147,9 +147,7 @@ class Pipeline:
             await self._records.tier.put_stream(shard.key, chunks, shard.size_bytes)
         if digest.hexdigest() != part.image_hash or not part.unchanged():
             await self._records.tier.delete([shard.key])
-            raise CorruptError(
-                f"rank {part.segment.rank}, step {part.sealed.at.step}: the image changed while it was sent"
-            )
+            raise CorruptError(f"rank {part.segment.rank}, {part.sealed.at.label}: the image changed while it was sent")
         shard = replace(shard, blocks=digest.sums())
         try:
             await self._records.tier.put(shard.ack, shard.ack_bytes())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from surefoot.agent.memory.memory import ImageSet
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Shard
 from surefoot.ipc.segment import Segment
 from surefoot.ipc.wire import Body
@@ -27,7 +27,7 @@ Part = tuple[Segment, int, int]
 class Upload:
     """One step on its way to being durable."""
 
-    at: StepId
+    at: BoundaryId
     trigger: str
     tag: str | None
     num_parts: int
@@ -86,7 +86,7 @@ class Upload:
 class Order:
     """The step that one node has chosen for all nodes to ship."""
 
-    at: StepId
+    at: BoundaryId
     plan: str
     trigger: str
     name: str
@@ -107,7 +107,7 @@ class Order:
     def from_json(cls, body: Body) -> Order:
         fields = Fields(body, "order to ship")
         replicas = tuple((int(rank), str(node)) for rank, node in fields.items("replicas"))
-        return cls(StepId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"), replicas)
+        return cls(BoundaryId.of(fields), fields.text("plan"), fields.text("trigger"), fields.text("name"), replicas)
 
 
 class UploadQueue:
@@ -115,7 +115,7 @@ class UploadQueue:
 
     def __init__(self) -> None:
         self._waiting: list[Upload] = []
-        self._favoured: StepId | None = None
+        self._favoured: BoundaryId | None = None
         self.running: Upload | None = None
 
     @property
@@ -144,10 +144,10 @@ class UploadQueue:
         return min(ready, key=self._turn, default=None)
 
     def _turn(self, upload: Upload) -> tuple[bool, int, int]:
-        urgency, step = _URGENCY[upload.trigger], upload.at.step
-        return upload.at != self._favoured, urgency, step if urgency == _ASKED_FOR else -step
+        urgency, number = _URGENCY[upload.trigger], upload.at.boundary
+        return upload.at != self._favoured, urgency, number if urgency == _ASKED_FOR else -number
 
-    def favour(self, at: StepId) -> None:
+    def favour(self, at: BoundaryId) -> None:
         """That step comes before all others, until it has failed once."""
         self._favoured = at
 
@@ -170,12 +170,12 @@ class UploadQueue:
         """True if one that belongs to an eviction waits."""
         return any(upload.preempts and upload.complete for upload in self._waiting)
 
-    def incomplete(self, at: StepId, trigger: str) -> Upload | None:
+    def incomplete(self, at: BoundaryId, trigger: str) -> Upload | None:
         """The one that still lacks ranks' images of that step."""
         found = (d for d in self._waiting if d.at == at and d.trigger == trigger and not d.complete)
         return next(found, None)
 
-    def uploading(self, at: StepId) -> bool:
+    def uploading(self, at: BoundaryId) -> bool:
         return any(upload.at == at for upload in self.all())
 
 
@@ -183,20 +183,20 @@ class Outcomes:
     """By step: None if it was committed, or why it was not."""
 
     def __init__(self) -> None:
-        self._known: dict[StepId, str | None] = {}
-        self._waiters: dict[StepId, list[asyncio.Future[str | None]]] = {}
+        self._known: dict[BoundaryId, str | None] = {}
+        self._waiters: dict[BoundaryId, list[asyncio.Future[str | None]]] = {}
 
-    def of(self, at: StepId) -> str | None:
+    def of(self, at: BoundaryId) -> str | None:
         """How the last uploads of a step ended that nobody is at work on any more."""
-        return self._known.get(at, f"step {at.step} is not being saved")
+        return self._known.get(at, f"{at.label} is not being saved")
 
-    def wait(self, at: StepId) -> asyncio.Future[str | None]:
+    def wait(self, at: BoundaryId) -> asyncio.Future[str | None]:
         """Resolve when that step's upload, which is under way, ends."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(at, []).append(future)
         return future
 
-    def resolve(self, at: StepId, outcome: str | None) -> None:
+    def resolve(self, at: BoundaryId, outcome: str | None) -> None:
         self._known[at] = outcome
         for old in list(self._known)[:-_OUTCOMES_KEPT]:
             del self._known[old]

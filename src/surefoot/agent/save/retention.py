@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from surefoot.agent.frozen.files import FrozenFiles
 from surefoot.agent.journal import Journal
 from surefoot.core.frozen import files_of
-from surefoot.core.layout import STEPS, StepId, parse_ack, parse_shard, step_prefix
+from surefoot.core.layout import STEPS, BoundaryId, boundary_prefix, parse_ack, parse_shard
 from surefoot.core.lineage import cuts
 from surefoot.core.manifest import Generation, Manifest
 from surefoot.core.retention import SWEEP_DELAY_S, abandoned_steps, to_retire, to_sweep
@@ -28,13 +28,13 @@ class Retention:
         self._disks = disks
         self._frozen = frozen
         self._journal = journal
-        self._manifests: dict[StepId, Manifest] = {}
-        self._buried: set[StepId] = set()
+        self._manifests: dict[BoundaryId, Manifest] = {}
+        self._buried: set[BoundaryId] = set()
         """Tombstones and damaged manifests: nothing to keep, key taken."""
-        self._verified: set[StepId] = set()
+        self._verified: set[BoundaryId] = set()
         self._read_s = 0.0
 
-    async def note(self, manifest: Manifest, current: Generation, under_way: Collection[StepId]) -> None:
+    async def note(self, manifest: Manifest, current: Generation, under_way: Collection[BoundaryId]) -> None:
         """A checkpoint was committed: check that its shards are there, then give up what is no longer needed.
 
         Raises: as `run`.
@@ -58,7 +58,9 @@ class Retention:
             self._verified.add(manifest.at)
         return True
 
-    async def run(self, current: Generation, under_way: Collection[StepId], sweep_delay_s: float | None = None) -> int:
+    async def run(
+        self, current: Generation, under_way: Collection[BoundaryId], sweep_delay_s: float | None = None
+    ) -> int:
         """One round of retention. Returns the bytes deleted.
 
         Args:
@@ -92,7 +94,7 @@ class Retention:
         await self._still_newest(generations, current)
         return freed + await self._frozen.sweep(self._manifests.values(), delay_s)
 
-    async def _learn(self, at: StepId) -> None:
+    async def _learn(self, at: BoundaryId) -> None:
         if at in self._manifests or at in self._buried:
             return
         try:
@@ -104,7 +106,7 @@ class Retention:
         else:
             self._manifests[at] = manifest
 
-    async def _retire(self, at: StepId) -> None:
+    async def _retire(self, at: BoundaryId) -> None:
         retired = self._manifests[at].retire(wall_s())
         try:
             await self._records.rewrite_manifest(retired)
@@ -134,10 +136,10 @@ class Retention:
 
     async def _sweep_abandoned(
         self,
-        commits: list[StepId],
+        commits: list[BoundaryId],
         generations: dict[int, Generation],
         current: Generation,
-        under_way: Collection[StepId],
+        under_way: Collection[BoundaryId],
     ) -> None:
         listed = await self._records.tier.list(STEPS)
         steps = {shard.at for entry in listed if (shard := parse_shard(entry.key) or parse_ack(entry.key)) is not None}
@@ -152,10 +154,10 @@ class Retention:
             await self._still_newest(generations, current)
             if await self._records.put_tombstone(at, wall_s()):
                 self._buried.add(at)
-                await self._records.tier.delete([e.key for e in listed if e.key.startswith(step_prefix(at))])
+                await self._records.tier.delete([e.key for e in listed if e.key.startswith(boundary_prefix(at))])
 
-    async def _objects_of(self, at: StepId) -> list[str]:
-        return [entry.key for entry in await self._records.tier.list(step_prefix(at))]
+    async def _objects_of(self, at: BoundaryId) -> list[str]:
+        return [entry.key for entry in await self._records.tier.list(boundary_prefix(at))]
 
     async def _still_newest(self, generations: Mapping[int, Generation], current: Generation) -> None:
         """Deletes carry no condition: a retention that was stopped must not delete by an old view of the run."""

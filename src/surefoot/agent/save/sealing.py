@@ -8,7 +8,7 @@ from surefoot.agent.node import Node
 from surefoot.agent.nodes.relay import Relay
 from surefoot.agent.save.shipping import Shipper
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import AgentError
 from surefoot.host.clock import boot_s
 from surefoot.ipc.wire import Body
@@ -35,7 +35,7 @@ class Sealing:
     async def _sealed(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "sealed")
         slot, seq = fields.integer("slot"), fields.integer("seq")
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         self._relay.tell()
         segment = self._memory.find(trainer.rank, fields.text("plan"))
         if segment is None:
@@ -46,21 +46,21 @@ class Sealing:
             self._shipper.sealed(segment, slot, seq, at, trigger, tag, trainer.local_world_size)
         await self._shipper.passed(trainer.rank, at)
         self._hasher.note(segment, slot)
-        self._say_sealed(trainer.rank, at.step, segment.geometry.image_bytes, trigger)
+        self._say_sealed(trainer.rank, at, segment.geometry.image_bytes, trigger)
 
     async def _dropped(self, trainer: Trainer, body: Body) -> None:
         """A rank has no good image of a step: what others sealed of it is shipped to nobody."""
         self._relay.tell()
         fields = Fields(body, "dropped")
-        at = StepId.of(fields)
+        at = BoundaryId.of(fields)
         await self._shipper.dropped(trainer.rank, at, fields.text("why"))
 
-    def _say_sealed(self, rank: int, step: int, size_bytes: int, trigger: str | None) -> None:
+    def _say_sealed(self, rank: int, at: BoundaryId, size_bytes: int, trigger: str | None) -> None:
         """Each image that is to be shipped; of the others a sample."""
         now_s = boot_s()
         if trigger is not None or now_s - self._said_sealed_s >= _SAMPLE_EVERY_S:
             self._said_sealed_s = now_s
-            self._journal.record("sealed", rank=rank, step=step, bytes=size_bytes, trigger=trigger)
+            self._journal.record("sealed", rank=rank, **at.names, bytes=size_bytes, trigger=trigger)
 
     async def _need_slot(self, _worker: Trainer, _body: Body) -> None:
         await self._shipper.make_room()
@@ -71,5 +71,5 @@ class Sealing:
 
     async def _answer_wait(self, trainer: Trainer, body: Body) -> None:
         fields = Fields(body, "wait")
-        why = await self._shipper.wait(StepId.of(fields))
+        why = await self._shipper.wait(BoundaryId.of(fields))
         await trainer.link.reply(body, error=why, ok=why is None)

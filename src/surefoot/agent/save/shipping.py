@@ -17,7 +17,7 @@ from surefoot.agent.save.pipeline import Pipeline
 from surefoot.agent.save.queue import Outcomes, Part, Upload, UploadQueue
 from surefoot.agent.save.retention import Retention
 from surefoot.core.eviction import Link, UploadReport
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.manifest import Manifest
 from surefoot.errors import (
     AgentError,
@@ -68,7 +68,7 @@ class Shipper:
         self._outcomes = Outcomes()
         self._retained_s = 0.0
         self._changed = asyncio.Event()
-        self._dropped: dict[int, tuple[StepId, str]] = {}
+        self._dropped: dict[int, tuple[BoundaryId, str]] = {}
         """By rank, what it gave up last: others may seal that step only later."""
         self._spare: list[tuple[int, Part]] = []
         """Pins that nobody needs."""
@@ -81,7 +81,7 @@ class Shipper:
     # ------------------------------------------------------------------ what comes in
 
     def sealed(
-        self, segment: Segment, slot: int, seq: int, at: StepId, trigger: str, tag: str | None, num_parts: int
+        self, segment: Segment, slot: int, seq: int, at: BoundaryId, trigger: str, tag: str | None, num_parts: int
     ) -> None:
         """A rank sealed an image that is to be shipped; its slot is pinned."""
         if at == self._status.committed and trigger == "periodic":
@@ -91,16 +91,16 @@ class Shipper:
             return
         upload = self._uploads.incomplete(at, trigger)
         if upload is None:
-            upload = Upload(at, trigger, tag, num_parts, f"{trigger} {at.step} {at.generation}")
+            upload = Upload(at, trigger, tag, num_parts, f"{trigger} {at.boundary} {at.generation}")
             self._uploads.add(upload)
         upload.parts[segment.rank] = (segment, slot, seq)
         if upload.complete:
             self._whole(upload)
             for older in self._uploads.overtaken(upload):
                 self._uploads.remove(older)
-                self._tasks.create_task(self._let_go(older, f"step {at.step} overtook it"))
+                self._tasks.create_task(self._let_go(older, f"{at.label} overtook it"))
 
-    async def passed(self, rank: int, at: StepId) -> None:
+    async def passed(self, rank: int, at: BoundaryId) -> None:
         """A rank went past `at` without taking part in what others asked to be saved there: that cannot complete."""
         for upload in self._uploads.waiting:
             if upload.at <= at and rank not in upload.parts and upload.at.generation == at.generation:
@@ -111,11 +111,11 @@ class Shipper:
         if at == upload.at:
             return f"rank {rank}: {why}"
         return (
-            f"save() at step {upload.at.step} was called on rank(s) {sorted(upload.parts)}, but not on rank "
+            f"save() at {upload.at.label} was called on rank(s) {sorted(upload.parts)}, but not on rank "
             f"{rank}: call it on every rank"
         )
 
-    async def dropped(self, rank: int, at: StepId, why: str) -> None:
+    async def dropped(self, rank: int, at: BoundaryId, why: str) -> None:
         """A rank gave its image of `at` up: nothing that needs it can complete."""
         self._dropped[rank] = (at, why)
         for upload in [upload for upload in self._uploads.waiting if upload.at == at]:
@@ -139,7 +139,7 @@ class Shipper:
             self._tasks.create_task(self._take_precedence(upload))
         self._wake.set()
 
-    async def wait(self, at: StepId) -> str | None:
+    async def wait(self, at: BoundaryId) -> str | None:
         """Wait until that step is committed (None) or given up (why)."""
         if self._status.committed == at:
             return None
@@ -167,10 +167,10 @@ class Shipper:
     def busy(self) -> bool:
         return bool(self._uploads.all())
 
-    def uploading(self, at: StepId) -> bool:
+    def uploading(self, at: BoundaryId) -> bool:
         return self._uploads.uploading(at)
 
-    def newest(self) -> StepId | None:
+    def newest(self) -> BoundaryId | None:
         """The newest step that is being delivered."""
         return max((upload.at for upload in self._uploads.all()), default=None)
 
@@ -236,7 +236,7 @@ class Shipper:
             images = await self._hashed(upload)
             why = await self._frozen.hold_back(images, upload.trigger)
             if why is not None:
-                self._journal.record("skipped", step=upload.at.step, why=why)
+                self._journal.record("skipped", **upload.at.names, why=why)
                 await self._give_up(upload, why)
                 return
             plan = images.parts[0].segment.plan()
@@ -248,13 +248,13 @@ class Shipper:
             current = self._status.generation
             manifest = await self._commits.commit(upload.name, upload.at, upload.shipped, current)
         except CorruptError as error:
-            self._journal.record("quarantined", object=f"step {upload.at.step}", tier="ram", why=str(error))
+            self._journal.record("quarantined", object=upload.at.label, tier="ram", why=str(error))
             await self._give_up(upload, str(error))
         except SupersededError as error:
             self._status.supersede(str(error))
             await self._give_up(upload, str(error))
         except AgentError as error:
-            self._journal.record("skipped", step=upload.at.step, why=str(error))
+            self._journal.record("skipped", **upload.at.names, why=str(error))
             await self._give_up(upload, str(error))
         except TierError as error:
             await self._retry(upload, error)
@@ -270,7 +270,7 @@ class Shipper:
         self._status.note_commit(manifest.at, self._pipeline.tier_name, staged_ns)
         self._journal.record(
             "committed",
-            step=manifest.at.step,
+            **manifest.at.names,
             tier=self._pipeline.tier_name,
             bytes=manifest.size_bytes,
             seconds=round(took_s, 4),
@@ -301,12 +301,10 @@ class Shipper:
         try:
             await self._pipeline.copy_to_disks(images, manifest)
         except TierError as error:
-            self._journal.record("save_failed", step=manifest.at.step, tier="disk", why=str(error), attempt=1)
+            self._journal.record("save_failed", **manifest.at.names, tier="disk", why=str(error), attempt=1)
         else:
             took_s = round(boot_s() - started_s, 4)
-            self._journal.record(
-                "copied", step=manifest.at.step, tier="disk", bytes=manifest.size_bytes, seconds=took_s
-            )
+            self._journal.record("copied", **manifest.at.names, tier="disk", bytes=manifest.size_bytes, seconds=took_s)
 
     async def _hashed(self, upload: Upload) -> ImageSet:
         parts: list[Held] = []
@@ -314,14 +312,14 @@ class Shipper:
             segment, slot, seq = upload.parts[rank]
             held = await self._memory.hash_slot(segment, slot)
             if held is None or held.sealed.seq != seq:
-                raise CorruptError(f"the image of rank {rank} at step {upload.at.step} is gone")
+                raise CorruptError(f"the image of rank {rank} at {upload.at.label} is gone")
             parts.append(held)
         return ImageSet(upload.at, parts[0].segment.plan_hash, tuple(parts))
 
     async def _retry(self, upload: Upload, error: TierError) -> None:
         self._journal.record(
             "save_failed",
-            step=upload.at.step,
+            **upload.at.names,
             tier=self._pipeline.tier_name,
             why=str(error),
             attempt=upload.attempt,
@@ -365,7 +363,7 @@ class Shipper:
         if self._task is not None and self._uploads.running is upload:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._journal.record("skipped", step=upload.at.step, why=why)
+        self._journal.record("skipped", **upload.at.names, why=why)
         await self._give_up(upload, why)
 
     # ------------------------------------------------------------------ what is under way when an eviction comes
@@ -414,7 +412,7 @@ class Shipper:
         self._spare.extend(upload.parts.items())
         self._wake.set()
 
-    def _under_way(self) -> set[StepId]:
+    def _under_way(self) -> set[BoundaryId]:
         return {upload.at for upload in self._uploads.all()}
 
     async def _unpin(self, upload: Upload) -> None:

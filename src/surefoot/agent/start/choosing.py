@@ -16,7 +16,7 @@ from surefoot.agent.start.loading import Image, Loader
 from surefoot.agent.start.orders import Begin, GiveUp, StartOrder, Try, order_from_json
 from surefoot.agent.start.reading import close_all
 from surefoot.core.documents import Fields
-from surefoot.core.layout import StepId, generation_key
+from surefoot.core.layout import BoundaryId, generation_key
 from surefoot.core.lineage import Cuts, cuts, superseding
 from surefoot.core.manifest import Generation, Manifest, Parent
 from surefoot.core.recovery import Facts, Look, Refuse, Restore, Scratch, Source, decide
@@ -145,7 +145,7 @@ class Starter:
         why = next((str(answer["error"]) for answer in answers if answer.get("error") is not None), None)
         if why is not None:
             release(image)
-            self._loader.pass_over(f"step {image.source.at.step} on another node", why)
+            self._loader.pass_over(f"{image.source.at.label} on another node", why)
         return why is None
 
     async def _choose(self, world_size: int, launches: Sequence[str], give_way: Callable[[], bool]) -> Beginning | None:
@@ -195,10 +195,10 @@ class Starter:
             await asyncio.sleep(_LISTED_LOOK_S)
 
     async def _restore(
-        self, generations: Mapping[int, Generation], chain: Cuts, commits: Sequence[StepId], launches: Sequence[str]
+        self, generations: Mapping[int, Generation], chain: Cuts, commits: Sequence[BoundaryId], launches: Sequence[str]
     ) -> Image | None:
         """The image that is chosen, loaded on all nodes; None to start at step 0."""
-        manifests: dict[StepId, Manifest | None] = {}
+        manifests: dict[BoundaryId, Manifest | None] = {}
         failed: list[Source] = []
         copies, silent = await self._peers.in_memory()
         while True:
@@ -239,7 +239,7 @@ class Starter:
         if image is None or not await self._loader.settled(image) or not await self._others_have(image):
             return None
         if source.given_up:
-            self._journal.record("warning", what=f"step {source.at.step} had been given up, but is whole")
+            self._journal.record("warning", what=f"{source.at.label} had been given up, but is whole")
         return image
 
 
@@ -253,4 +253,4 @@ def _parent(image: Image | None) -> Parent | None:
     if image is None:
         return None
     at = image.source.at
-    return Parent(at.generation, at.step, image.source.committed)
+    return Parent(at.generation, at.boundary, image.source.committed, at.step)

@@ -29,7 +29,7 @@ from surefoot.agent.start.reading import (
     read_portions,
 )
 from surefoot.agent.start.sources import CopiesPlace, MemoryPlace, RunPlace, memory_place
-from surefoot.core.layout import StepId, commit_key, plan_key
+from surefoot.core.layout import BoundaryId, commit_key, plan_key
 from surefoot.core.manifest import Manifest, Shard
 from surefoot.core.plan import Plan
 from surefoot.core.ranges import Range
@@ -110,7 +110,7 @@ class Loader:
                 return await self._in_place(source, held)
             return await self._put_together(source, held)
         except (AgentError, CorruptError, ObjectMissingError) as error:
-            self.pass_over(f"step {source.at.step} in the nodes' memory", str(error))
+            self.pass_over(f"{source.at.label} in the nodes' memory", str(error))
             return None
 
     async def _put_together(self, source: Source, held: ImageSet | None) -> Image:
@@ -167,10 +167,10 @@ class Loader:
         if why is None:
             return True
         close_all(image.fetched)
-        self.pass_over(f"step {image.source.at.step} on {image.source.place}", why)
+        self.pass_over(f"{image.source.at.label} on {image.source.place}", why)
         return False
 
-    async def manifest(self, at: StepId, within_s: float = 0.0) -> Manifest | None:
+    async def manifest(self, at: BoundaryId, within_s: float = 0.0) -> Manifest | None:
         """A checkpoint's manifest; None if it cannot be used, or is not shown in that time."""
         end_s = boot_s() + within_s
         while True:
@@ -206,7 +206,7 @@ class Loader:
             plan = images.parts[0].segment.plan()
             records = tuple(part.record() for part in images.parts)
         except CorruptError as error:
-            await self._quarantine(f"image of step {source.at.step}", "ram", str(error))
+            await self._quarantine(f"image of {source.at.label}", "ram", str(error))
             return None
         fetched = [
             Fetched(

@@ -153,7 +153,7 @@ class Opening:
             image.source.at if image is not None else None, committed=image is not None and image.source.committed
         )
         self._void_history(list(image.held.parts) if image is not None and image.held is not None else [])
-        self._status.enter(generation, image.source.at.step if image is not None else 0)
+        self._status.enter(generation, image.source.at if image is not None else None)
         self._status.forget_ranks(len(self._trainers.live))
         self._relay.begin(generation.number, len(self._trainers.live))
 
@@ -187,12 +187,12 @@ class Opening:
 
     def _say_resumed(self, beginning: Beginning, load_s: float) -> None:
         image = beginning.image
-        before = self._status.finished_before
+        before = self._status.steps_before
         self._journal.record(
             "resumed",
             from_step=image.source.at.step if image is not None else None,
             tier=image.source.place if image is not None else None,
-            redone_steps=None if before is None else max(0, before - self._status.begun_at),
+            redone_steps=None if before is None else max(0, before - (self._status.begun_at_step or 0)),
             phases={**beginning.phases, "load": round(load_s, 4)},
             reads=image.reads.to_json() if image is not None and image.reads is not None else None,
         )
@@ -207,7 +207,7 @@ class Opening:
                 await trainer.link.send({"op": "image", **place}, (fetched.fd,))
             saved_rank = of_rank(image.plan, trainer.rank)
             start = {
-                "step": image.source.at.step,
+                **image.source.at.to_json(),
                 "plan": image.plan.body,
                 "record": dict(image.records[saved_rank]),
                 "of_rank": saved_rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from surefoot.core.layout import BoundaryId
 from surefoot.host.clock import boot_s
 from surefoot.ipc.board import RankWord
 from surefoot.trainer.boundary.page import Page
@@ -13,20 +14,20 @@ _ALONE_AFTER_S = 5.0
 class Alone:
     """Decides whether a rank waits in vain for the others to take the image that it takes."""
 
-    def __init__(self, page: Page, step: int) -> None:
+    def __init__(self, page: Page, at: BoundaryId) -> None:
         self._board = page.board
         ranks = page.ranks
         self._rank = ranks.rank
         self._others = [rank for rank in range(ranks.local_world_size) if rank != ranks.local_rank]
         self._all_are_local = ranks.world_size == ranks.local_world_size
-        self._step = step
+        self._at = at
         self._all_here_s: float | None = None
 
     def why(self) -> str | None:
         """The error message for the user; None as long as the other ranks may still come."""
-        past = [rank for rank in self._others if self._word(rank, RankWord.SEALED) > self._step]
-        past += [rank for rank in self._others if self._word(rank, RankWord.FINISHED) > self._step + 1]
-        here = all(self._word(rank, RankWord.FINISHED) > self._step for rank in self._others)
+        past = [rank for rank in self._others if self._word(rank, RankWord.SEALED) > self._at.boundary]
+        past += [rank for rank in self._others if self._word(rank, RankWord.FINISHED) > self._at.boundary + 1]
+        here = all(self._word(rank, RankWord.FINISHED) > self._at.boundary for rank in self._others)
         if here and self._all_here_s is None:
             self._all_here_s = boot_s()
         # The board does not show how far another machine's ranks are: the agents see to those.
@@ -35,7 +36,7 @@ class Alone:
             return None
         who = f"rank(s) {sorted(set(past))}" if past else "some other rank"
         return (
-            f"rank {self._rank} takes step {self._step} (save(), or its last step), and {who} does not: "
+            f"rank {self._rank} takes {self._at.label} (save(), or its last step), and {who} does not: "
             "call save() on every rank, and give every rank the same total"
         )
 

@@ -1,4 +1,4 @@
-"""Handles the boundary between two steps, where all ranks decide alike and a finished step is taken."""
+"""A boundary: the state is whole, all ranks do the same, and it is taken. Each step ends at one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.core.agreement import BoundaryPlan, Vector, at_boundary
 from surefoot.core.cadence import stage_every
 from surefoot.core.documents import compact
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.errors import ConfigError, CorruptError
 from surefoot.host.clock import boot_ns, boot_s
 from surefoot.ipc.board import NodeWord, Phase, RankWord
@@ -99,12 +99,21 @@ class Boundary:
         self._sampled_s = 0.0
         self._last_s = boot_s()
 
-    def cross(self, step: int, saves: list[Save], *, last: bool) -> bool:
-        """Cross a boundary after a finished step: take it, if all ranks agreed to. True if they agreed to stop here."""
+    def cross(self, boundary: int, step: int, saves: list[Save], *, last: bool) -> bool:
+        """The state is whole: take it, as all ranks agreed. True if they agreed to stop here.
+
+        Args:
+            boundary: its number, one more than that of the boundary before it.
+            step: optimizer steps finished.
+            saves: what was asked for since the boundary before it.
+            last: the run ends here.
+        """
+        at = BoundaryId(boundary, self._generation, step, self._registry.epoch())
         now_s = boot_s()
         self._step_s = now_s - self._last_s
         self._steps_s.append(self._step_s)
-        self._page.set(RankWord.FINISHED, step + 1)
+        self._page.set(RankWord.STEP, step + 1)
+        self._page.set(RankWord.FINISHED, boundary + 1)
         self._taker.settle()
         self._registry.check_habits()
         self._taker.watch(self._registry.optimizers())
@@ -113,15 +122,15 @@ class Boundary:
         flat = self._registry.flatten()
         self._drift = self._stager is not None and flat.signature() != self._signature
         agreed = self._agreement.settle(self._vector)
-        todo = at_boundary(agreed, step, planned=self._stager is not None, wanted=bool(saves), last=last)
+        todo = at_boundary(agreed, boundary, planned=self._stager is not None, wanted=bool(saves), last=last)
         if todo.skipped:
-            self._client.event("skipped", step=step, why="an upload still holds the slot")
-        self._take(step, flat, todo, saves, last=last)
+            self._client.event("skipped", **at.names, why="an upload still holds the slot")
+        self._take(at, flat, todo, saves, last=last)
         self._agreement.post(self._vector())
         self._sample(step, boot_s() - now_s + self._taker.take_waited_s())
         self._last_s = boot_s()
         if saves and todo.stage:
-            self._wait_for(saves, StepId(step, self._generation))
+            self._wait_for(saves, at)
         return todo.stop
 
     def finish(self) -> None:
@@ -185,32 +194,32 @@ class Boundary:
         """The newest step known to be sealed on all ranks by the next boundary: the strict fence sees to that step."""
         return self._newest if self._taker.strict else self._page.sealed_on_all(self._generation)
 
-    def _take(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool) -> None:
+    def _take(self, at: BoundaryId, flat: Flat, todo: BoundaryPlan, saves: list[Save], *, last: bool) -> None:
         must = todo.stage and (todo.stop or last or bool(saves))
-        record = self._record(step, flat, todo, saves, last)
-        drift = self._any_drift(step, record) if must else False
+        record = self._record(at, flat, todo, saves, last)
+        drift = self._any_drift(at, record) if must else False
         if todo.replan or drift:
             with uncollected():
-                self._plan(step, flat, len(record))
+                self._plan(at, flat, len(record))
             # Once more: under the new plan this rank's frozen file is another.
-            record = self._record(step, flat, todo, saves, last)
+            record = self._record(at, flat, todo, saves, last)
         stager = self._stager
         assert stager is not None
         if self._drift or len(record) > stager.segment.geometry.record_capacity:
             # Only this rank knows of the change: all plan again at the next boundary, and this step has no whole image.
             self._drift = True
-            self._page.set(RankWord.PASSED, step + 1)
+            self._page.set(RankWord.PASSED, at.boundary + 1)
             if todo.stage:
                 why = "the structure changed; planning again at the next step"
-                self._client.event("skipped", step=step, why=why)
+                self._client.event("skipped", **at.names, why=why)
             return
         slot = self._slot(stager, must) if todo.stage else stager.take(self._page.sealed_on_all(self._generation))
         if slot is None:
             return
-        order = self._order(stager, slot, step, record, _trigger(todo, saves, last) if todo.stage else None, saves)
+        order = self._order(stager, slot, at, record, _trigger(todo, saves, last) if todo.stage else None, saves)
         if todo.stage:
             self._page.phase(Phase.FILLING)
-            self._newest = step
+            self._newest = at.boundary
             self._choose_cadence()
         at_once = todo.stop or last or any(save.wait for save in saves)
         self._taker.take(order, stager.pairs(slot, flat.tensors), due=todo.stage, at_once=at_once)
@@ -221,20 +230,20 @@ class Boundary:
             self._every = stage_every(copy_s, step_s) if copy_s > step_s else 1
 
     def _order(
-        self, stager: Stager, slot: int, step: int, record: bytes, trigger: str | None, saves: list[Save]
+        self, stager: Stager, slot: int, at: BoundaryId, record: bytes, trigger: str | None, saves: list[Save]
     ) -> Order:
         """The order that closes the slot, from the thread in which the copies end."""
         staged_ns, started_s = boot_ns(), boot_s()
         if trigger is not None:
             self._durable_served = self._page.board.node(NodeWord.DURABLE_WANTED)
         tag = next((save.tag for save in saves if save.tag is not None), None)
-        about = {"op": "sealed", "step": step, "generation": self._generation, "trigger": trigger, "tag": tag}
+        about = {"op": "sealed", **at.to_json(), "trigger": trigger, "tag": tag}
 
         def seal() -> None:
-            at = StepId(step, self._generation)
             message = stager.seal(slot, at, record, staged_ns=staged_ns, message=about)
-            self._page.set(RankWord.SEALED, step + 1)
-            self._page.set(RankWord.PASSED, step + 1)
+            self._page.set(RankWord.SEALED_STEP, (at.step or 0) + 1)
+            self._page.set(RankWord.SEALED, at.boundary + 1)
+            self._page.set(RankWord.PASSED, at.boundary + 1)
             self._page.phase(Phase.SEALED)
             self._copies_s.append(boot_s() - started_s)
             self._newest_message = message
@@ -243,18 +252,18 @@ class Boundary:
         def drop(leaf: str | None) -> None:
             stager.give_back(slot)
             if leaf is not None:
-                self._page.set(RankWord.PASSED, step + 1)
-                self._tell_dropped(step, leaf)
+                self._page.set(RankWord.PASSED, at.boundary + 1)
+                self._tell_dropped(at, leaf)
 
-        return Order(step, slot, seal, trigger is not None, drop)
+        return Order(at.boundary, slot, seal, trigger is not None, drop)
 
     def _warn(self, what: str) -> None:
         self._client.event("warning", what=what)
 
-    def _tell_dropped(self, step: int, leaf: str) -> None:
+    def _tell_dropped(self, at: BoundaryId, leaf: str) -> None:
         why = f"{leaf} changed while it was copied, outside of its optimizer's step"
-        self._client.tell({"op": "dropped", "step": step, "generation": self._generation, "why": why})
-        self._warn(f"step {step} is not staged: {why}; from here on it is copied before the next step begins")
+        self._client.tell({"op": "dropped", **at.to_json(), "why": why})
+        self._warn(f"{at.label} is not staged: {why}; from here on it is copied before the next step begins")
 
     def _slot(self, stager: Stager, must: bool) -> int:
         """A slot to fill. Waits, as the strict fence demands, until every rank has sealed the earlier steps."""
@@ -268,7 +277,7 @@ class Boundary:
                 self._client.tell({"op": "need_slot"})
             time.sleep(_SLOT_LOOK_S)
 
-    def _any_drift(self, step: int, record: bytes) -> bool:
+    def _any_drift(self, at: BoundaryId, record: bytes) -> bool:
         """True if any rank has to plan again before an image that must be whole.
 
         Raises:
@@ -279,11 +288,11 @@ class Boundary:
         if self._page.ranks.world_size == 1:
             return drift
         answer, _fds = self._client.request(
-            {"op": "check", "step": step, "drift": drift}, give_up=Alone(self._page, step).why
+            {"op": "check", **at.to_json(), "drift": drift}, give_up=Alone(self._page, at).why
         )
         return bool(answer["replan"])
 
-    def _plan(self, step: int, flat: Flat, record_bytes: int) -> None:
+    def _plan(self, at: BoundaryId, flat: Flat, record_bytes: int) -> None:
         """Report the registered state to the agent, and get the plan and a segment for it."""
         several = self._page.ranks.world_size > 1
         report = report_of(flat, several=several, digest=self._registry.digest).to_json()
@@ -294,8 +303,7 @@ class Boundary:
                 "report": report,
                 "record_bytes": record_bytes,
                 "slots": slots,
-                "step": step,
-                "generation": self._generation,
+                **at.to_json(),
             }
         )
         old = self._stager
@@ -318,14 +326,13 @@ class Boundary:
             self._taker.finish()
             old.segment.close()
 
-    def _record(self, step: int, flat: Flat, todo: BoundaryPlan, saves: list[Save], last: bool) -> bytes:
+    def _record(self, at: BoundaryId, flat: Flat, todo: BoundaryPlan, saves: list[Save], last: bool) -> bytes:
         metrics: dict[str, Any] = {}
         for save in saves:
             metrics.update(save.metrics)
         return compact(
             {
-                "step": step,
-                "generation": self._generation,
+                **at.to_json(),
                 "rank": self._page.ranks.rank,
                 "world_size": self._page.ranks.world_size,
                 "trigger": _trigger(todo, saves, last),
@@ -338,9 +345,9 @@ class Boundary:
             }
         )
 
-    def _wait_for(self, saves: list[Save], at: StepId) -> None:
+    def _wait_for(self, saves: list[Save], at: BoundaryId) -> None:
         if any(save.wait for save in saves):
-            answer, _fds = self._client.request({"op": "wait", "step": at.step, "generation": at.generation}, None)
+            answer, _fds = self._client.request({"op": "wait", **at.to_json()}, None)
             del answer
 
     def _sample(self, step: int, stall_s: float) -> None:

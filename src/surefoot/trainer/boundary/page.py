@@ -26,6 +26,7 @@ class Page:
         self.set(RankWord.INCARNATION, self._incarnation)
         self.set(RankWord.PID, pid)
         self.set(RankWord.SEALED, 0)
+        self.set(RankWord.SEALED_STEP, 0)
         self.set(RankWord.PASSED, 0)
         self.set(RankWord.ENTERED, 0)
         self.set(RankWord.BROUGHT_EVEN, 0)
@@ -58,20 +59,20 @@ class Page:
 
     @property
     def passed(self) -> int:
-        """Newest step that this rank has sealed or given up, or -1."""
+        """Newest boundary that this rank has sealed or given up, or -1."""
         return self.board.rank(self.ranks.local_rank, RankWord.PASSED) - 1
 
     def passed_on_all(self, generation: int) -> int:
-        """Newest step that every rank has sealed or given up, or -1."""
+        """Newest boundary that every rank has sealed or given up, or -1."""
         return self.board.passed_on_all(generation, self.ranks.local_world_size)
 
-    def must_stage_late(self, step: int) -> bool:
-        """True if the agent wants this step, which was not due, in memory."""
-        return self._held and self.board.node(NodeWord.LATE_TARGET) == step + 1
+    def must_stage_late(self, boundary: int) -> bool:
+        """True if the agent wants this boundary, which was not due, in memory."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) == boundary + 1
 
-    def must_stay(self, step: int) -> bool:
-        """True if the agent has ordered not to go beyond a step, and that step is not known to be later than `step`."""
-        return self._held and self.board.node(NodeWord.LATE_TARGET) <= step + 1
+    def must_stay(self, boundary: int) -> bool:
+        """True if the agent has ordered not to go beyond a boundary that is not known to be later than this."""
+        return self._held and self.board.node(NodeWord.LATE_TARGET) <= boundary + 1
 
     @property
     def _held(self) -> bool:

@@ -76,6 +76,13 @@ class Position:
         """The script may iterate the loader by itself, until `batches` is called: its own state counts at any time."""
         self._outside = self._owner is not None
 
+    @property
+    def known_epoch(self) -> int | None:
+        """The epoch as of the last finished step; None while the script iterates the loader by itself."""
+        if self._outside:
+            return None
+        return self.epoch if self._resumed is None else int(self._resumed["epoch"])
+
     def state(self) -> dict[str, Any]:
         """Position as of the last finished step, encoded."""
         if self._outside:

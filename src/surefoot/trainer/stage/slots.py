@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from surefoot.core.image import Box, round_up
-from surefoot.core.layout import StepId
+from surefoot.core.layout import BoundaryId
 from surefoot.core.plan import Plan
 from surefoot.core.replicas import areas
 from surefoot.core.slots import NEVER, SlotView, reusable
@@ -35,7 +35,7 @@ class Stager:
         numbers = {named.name: number for number, named in enumerate(tensors)}
         self._numbers = [numbers[name] for name in self.names]
         self._views = _slot_views(self.memory, segment, places)
-        self._steps = [self._restored_step(slot) for slot in range(segment.num_slots)]
+        self._boundaries = [self._restored_boundary(slot) for slot in range(segment.num_slots)]
         self._pinned: dict[int, Body | None] = dict.fromkeys(pinned)
         """Pinned slots, each with the message that the agent got of it; None where the agent pinned it itself."""
         self._open: set[int] = set()
@@ -53,7 +53,7 @@ class Stager:
             free = reusable(self._slots(), sealed_on_all)
             if not free:
                 return None
-            self._steps[free[0]] = NEVER
+            self._boundaries[free[0]] = NEVER
             self._open.add(free[0])
             self.segment.begin(free[0])
             return free[0]
@@ -67,13 +67,13 @@ class Stager:
         """
         return [(view, tensors[number].tensor) for number, view in zip(self._numbers, self._views[slot], strict=True)]
 
-    def seal(self, slot: int, at: StepId, record: bytes, *, staged_ns: int, message: Body) -> Body:
+    def seal(self, slot: int, at: BoundaryId, record: bytes, *, staged_ns: int, message: Body) -> Body:
         """Close a filled slot; returns the message for the agent. With a trigger in it, the slot is pinned: it stays
         until the agent lets go."""
         with self._lock:
             pin = message["trigger"] is not None
             self._open.discard(slot)
-            self._steps[slot] = at.step
+            self._boundaries[slot] = at.boundary
             seq = self.segment.seal(slot, at, record, durable=pin, staged_ns=staged_ns)
             told = {**message, "plan": self.plan.hash, "slot": slot, "seq": seq}
             if pin:
@@ -107,13 +107,13 @@ class Stager:
 
     def _slots(self) -> list[SlotView]:
         busy = self._open | self._pinned.keys()
-        return [SlotView(step, slot in busy) for slot, step in enumerate(self._steps)]
+        return [SlotView(boundary, slot in busy) for slot, boundary in enumerate(self._boundaries)]
 
-    def _restored_step(self, slot: int) -> int:
+    def _restored_boundary(self, slot: int) -> int:
         # The image that the agent left in an adopted segment is the one from which this generation started: the newest
         # that there is until a newer one is sealed on all ranks.
         sealed = self.segment.sealed(slot)
-        return sealed.at.step if sealed is not None else NEVER
+        return sealed.at.boundary if sealed is not None else NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ _LOOK_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A finished step, the slot that was opened for it, and the calls that close that slot, from any thread."""
+    """A boundary, the slot that was opened for it, and the calls that close that slot, from any thread."""
 
-    step: int
+    boundary: int
     slot: int
     seal: Callable[[], None]
     leaves_memory: bool
@@ -211,7 +211,7 @@ class Taker:
         counts."""
         with self._gate:
             flight = self._ready
-            if flight is not None and self._page.must_stage_late(flight.order.step):
+            if flight is not None and self._page.must_stage_late(flight.order.boundary):
                 self._ready = None
                 self._start(flight)
 
@@ -244,16 +244,16 @@ class Taker:
         ready = self._ready
         if ready is None:
             return
-        self._page.set(RankWord.ENTERED, ready.order.step + 2)
+        self._page.set(RankWord.ENTERED, ready.order.boundary + 2)
         # The lock is a full barrier on the machines in use.
         with self._gate:
-            stays = self._page.must_stay(ready.order.step)
+            stays = self._page.must_stay(ready.order.boundary)
             if not stays:
                 self._ready = None
         while stays:
             self.stage_late()
             time.sleep(_LOOK_S)
-            stays = self._page.must_stay(ready.order.step)
+            stays = self._page.must_stay(ready.order.boundary)
         with self._gate:
             started = self._ready is not ready and ready in self._flights
             self._ready = None

@@ -153,6 +153,11 @@ class Registry:
         """The loaders' positions, encoded; for loaders not used yet, their positions in the checkpoint."""
         return self._resumed_positions | {name: position.state() for name, position in self._positions.items()}
 
+    def epoch(self) -> int | None:
+        """The epoch in which the first loader stands that `batches` was asked for; None without one."""
+        epochs = (position.known_epoch for position in self._positions.values())
+        return next((epoch for epoch in epochs if epoch is not None), None)
+
     def check_habits(self) -> None:
         """Warn once, at the first step, of state that seems to be checkpointed and is not."""
         if self._habits_checked:
