@@ -435,7 +435,7 @@ def _replicas_from_json(data: list[Any], world_size: int, what: str) -> tuple[tu
     for pair in data:
         if type(pair) is not list or len(pair) != 2 or any(type(n) is not int or not 0 <= n < world_size for n in pair):
             raise CorruptError(f"{what}: a replica is {pair!r}, of {world_size} ranks")
-    if any(rank == holder for rank, holder in data) or _repeated(rank for rank, _keeper in data):
+    if any(rank == holder for rank, holder in data) or _repeated(rank for rank, _holder in data):
         raise CorruptError(f"{what}: a rank is its own replica's holder, or has two")
     return tuple((rank, holder) for rank, holder in data)
 

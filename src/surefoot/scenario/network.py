@@ -160,7 +160,7 @@ class Network:
         self._close()
 
     def _join(self, name: str, address: str) -> Host:
-        host = Host(name, address, _start_keeper(name, self._table))
+        host = Host(name, address, _start_holder(name, self._table))
         link = _link(name)
         _run("ip", "link", "add", "name", link, "type", "veth", "peer", "name", "eth0", "netns", str(host._holder.pid))
         _run("ip", "link", "set", "dev", link, "master", _BRIDGE)
@@ -188,7 +188,7 @@ def _write_table(addresses: dict[str, str]) -> Path:
     return Path(path)
 
 
-def _start_keeper(name: str, table: Path) -> subprocess.Popen[bytes]:
+def _start_holder(name: str, table: Path) -> subprocess.Popen[bytes]:
     """A process in namespaces of its own. It ends with us: it reads a pipe that the kernel closes when we are gone."""
     named = 'hostname "$0" 2>/dev/null || echo "$0" > /proc/sys/kernel/hostname'
     script = f'{named}; mount --bind "$1" /etc/hosts && echo here && read _'
