@@ -2,44 +2,8 @@
 
 Every event has `v` (1), `t` (seconds since the epoch), `event`, `run`, `launch`, `node`, `generation` (0 before
 there is one). `step` is the number of optimizer steps finished; `boundary` stands beside it where the two differ, and a
-step that is not known is null. The fields beside these, by event:
-
-    agent_started      adopted: number of segments taken over; restart: bool
-    generation         parent: step or null, world_size, workers
-    resumed            from_step, tier, redone_steps, phases: {name: seconds}
-    step               step, step_s: seconds per step, sampled (at most one event per second)
-    planned            items, bytes, slots, slot_bytes, place: shm or memfd
-    stall              step, stall_s: training thread's wait for staging, sampled
-    sealed             rank, step, bytes, trigger: every image that is to be shipped, and a sample of the others
-    skipped            step, why
-    committed          step, tier, bytes, seconds, trigger, tag
-    copied             step, tier, bytes, seconds: a copy on a local disk
-    notice             source, grace_s
-    late               step: every rank takes it now, since no boundary has come in time
-    unfit              step, needed_s: for its upload from this node, left_s, first: step or null: an eviction's newest
-                       step is too large for the time that is left; an older one is finished before it, or none
-    evicted            step, safe, why: the reason why it ends now, committed: step or null, seconds: from the notice
-                       to the end
-    trainer_lost        rank, pid, step
-    stopped            ranks, why
-    save_failed        step, tier, why, attempt
-    quarantined        object, tier, why
-    frozen_saving      object, tier, bytes, rank: the upload of tensors that never change begins; periodic saves wait
-    frozen_saved       object, tier, bytes, rank, seconds
-    frozen_failed      object, tier, why, attempt
-    frozen_loaded      bytes, tier, seconds: at a start, the tensors that the script had made differently
-    frozen_changed     object, tensors, since: bytes changed though no version counter moved; last seen right at `since`
-    tier_silent        tier, place, what: the request, seconds: without any answer so far; once per silence
-    tier_answers       tier, place, what, seconds: how long it was silent
-    save_waits         step, ranks: of this node, missing: {node: ranks}, silent: nodes that do not answer, seconds:
-                       these ranks have come to a save and the missing ones have not; once per save
-    save_goes_on       step, seconds: all have come
-    swept              steps, bytes
-    superseded         by: generation and launch
-    durable_age        age_s, step, tier: an alarm
-    mesh               what: connections between nodes that failed or ended
-    warning            what
-    left               step, finished
+step that is not known is null. The events and the fields beside these
+are in `docs/guides/events.md`, which a test holds against the table of sentences below.
 """
 
 from __future__ import annotations
@@ -53,8 +17,6 @@ from surefoot.core.presence import spans
 SCHEMA_VERSION = 1
 
 Event = dict[str, Any]
-
-_SILENT = {"step", "stall", "sealed", "mesh"}
 
 
 def make_event(kind: str, *, t: float, run: str, launch: str, node: str, generation: int, **fields: Any) -> Event:
@@ -74,13 +36,11 @@ def make_event(kind: str, *, t: float, run: str, launch: str, node: str, generat
 def describe(event: Event) -> str | None:
     """The sentence that a person reads, or None for events that are too many to read."""
     kind = event["event"]
-    if kind in _SILENT:
-        return None
-    template = _SENTENCES.get(kind)
-    if template is None:
+    if kind not in SENTENCES:
         extra = {key: value for key, value in event.items() if key not in _COMMON}
         return f"{kind}: " + ", ".join(f"{key}={value}" for key, value in extra.items())
-    return template(event)
+    sentence = SENTENCES[kind]
+    return None if sentence is None else sentence(event)
 
 
 def human_bytes(count: float) -> str:
@@ -193,7 +153,11 @@ def _agent_started(event: Event) -> str:
     return f"{how}, {event['adopted']} segment(s) taken over"
 
 
-_SENTENCES: dict[str, Callable[[Event], str]] = {
+SENTENCES: dict[str, Callable[[Event], str] | None] = {
+    "step": None,
+    "stall": None,
+    "sealed": None,
+    "mesh": None,
     "resumed": _resumed,
     "committed": _committed,
     "copied": lambda e: f"copied {_at(e)} to {e['tier']}: {human_bytes(e['bytes'])} in {e['seconds']:.1f} s",
@@ -231,4 +195,5 @@ _SENTENCES: dict[str, Callable[[Event], str]] = {
     "warning": lambda e: f"warning: {e['what']}",
     "left": lambda e: f"{'finished' if e['finished'] else 'left'} after {_at(e)}",
 }
+"""Every event, and the sentence that the log has of it; None for those that are too many to read."""
 _COMMON = {"v", "t", "event", "run", "launch", "node", "generation"}

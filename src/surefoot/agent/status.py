@@ -121,7 +121,7 @@ class Status:
         self.board.set_node(NodeWord.PHASE, phase)
 
     def forget_ranks(self, from_rank: int) -> None:
-        """Ranks beyond the current trainers's are an older, larger trainers's: their words mean nothing now."""
+        """Forget ranks beyond the current ones: an older, larger launch wrote their words, which mean nothing now."""
         for rank in range(from_rank, self.board.num_ranks):
             if self.board.rank(rank, RankWord.INCARNATION):
                 self.board.set_rank(rank, RankWord.INCARNATION, 0)

@@ -59,7 +59,7 @@ class Opening:
             future.set_result(body)
 
     def _trainers_complete(self) -> None:
-        """The last trainer of a trainers has come."""
+        """The last of this node's trainers has come."""
         known = [bool(trainer.hello.get("reconnect")) for trainer in self._trainers.live]
         if not any(known):
             self._wanted.set()
