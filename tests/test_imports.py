@@ -88,10 +88,9 @@ def _core(each: _Import) -> bool:
     return top not in sys.stdlib_module_names or top in _CORE_MAY_NOT
 
 
-def _beyond_data(imported: str) -> bool:
-    return _under(imported, "surefoot") and not (
-        _under(imported, "surefoot.data", "surefoot.errors") or imported == "surefoot"
-    )
+def _beyond(imported: str, room: str) -> bool:
+    """Of the package, and neither of the room nor an error."""
+    return _under(imported, "surefoot") and not (_under(imported, room, "surefoot.errors") or imported == "surefoot")
 
 
 _PICKLES = ("pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle")
@@ -128,8 +127,11 @@ _FORBIDDEN: dict[str, Callable[[_Import], bool]] = {
     "nothing but cli imports money": lambda i: (
         _under(i.imported, "surefoot.money") and not _under(i.importer, "surefoot.money", "surefoot.cli")
     ),
+    "pages draw what they are given": lambda i: (
+        _under(i.importer, "surefoot.pages") and _beyond(i.imported, "surefoot.pages")
+    ),
     "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": lambda i: (
-        (_under(i.importer, "surefoot.data") and _beyond_data(i.imported))
+        (_under(i.importer, "surefoot.data") and _beyond(i.imported, "surefoot.data"))
         or (_under(i.imported, "surefoot.data") and not _under(i.importer, *_DATA_PLACES))
     ),
     "nothing imports the tests": lambda i: _under(i.imported, "tests"),
@@ -176,6 +178,10 @@ _BAD = {
     ],
     "the mesh carries what it does not understand": [("mesh/a.py", "from surefoot.agent import trainers")],
     "nothing but cli imports money": [("agent/a.py", "def f():\n    import surefoot.money.units")],
+    "pages draw what they are given": [
+        ("pages/a.py", "from surefoot.money.units import show_usd"),
+        ("pages/a.py", "from .. import scenario"),
+    ],
     "data serves scripts: it knows nothing but the errors, and only what trains by itself uses it": [
         ("data/a.py", "from surefoot.trainer.run import Run"),
         ("data/a.py", "from .. import wire"),

@@ -18,7 +18,7 @@ import pytest
 
 from surefoot.money.page import plan_page
 from surefoot.money.planner import Plan
-from surefoot.money.svg import Scale, around, log_around, spread_labels
+from surefoot.pages.svg import Scale, around, log_around, spread_labels
 
 _VOID = {"meta", "link", "br", "input"}
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

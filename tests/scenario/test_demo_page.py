@@ -22,10 +22,10 @@ import pytest
 from recorded_demo import RANKS, STEPS, live, play_back
 
 from surefoot.demo.demo import DemoConfig, DemoResult
-from surefoot.demo.drawing import Axis
 from surefoot.demo.methods.methods import METHODS
 from surefoot.demo.page import Shown, demo_page
 from surefoot.errors import ConfigError
+from surefoot.pages.svg import Scale
 from surefoot.scenario.curves import losses, progress, quantile, step_times
 from surefoot.scenario.log import DISTURBED, UNDISTURBED, Line, read
 from surefoot.scenario.verdict import Verdict
@@ -132,7 +132,7 @@ def test_the_curves_are_those_of_the_log(demo: DemoResult, page: str) -> None:
     drawing = next(found for found in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if 'class="wide"' in found)
     drawn = _points(drawing, "calm")[0]
     low, high = expected.index(min(expected)), expected.index(max(expected))
-    back = Axis(drawn[low][1], drawn[high][1], expected[low], expected[high])
+    back = Scale(drawn[low][1], drawn[high][1], expected[low], expected[high])
     assert [back(y) for _, y in drawn] == pytest.approx(expected, abs=0.02)
     # An attempt's line lies on it, each step at its place: the disturbed run did the same.
     attempts = _points(drawing, "disturbed")

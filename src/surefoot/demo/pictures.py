@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from surefoot.demo.drawing import Axis, dot, line, path, picture, text
+from surefoot.pages.svg import Scale, around, circle, line, path, picture, text
 from surefoot.scenario.curves import Points
 
 WIDE_PX, NARROW_PX = 880.0, 340.0
@@ -32,8 +32,8 @@ def loss_picture(width_px: float, calm: list[Points], disturbed: list[Points], m
     """Undisturbed: wide and light; disturbed: thin and dark, on top; events: dashed."""
     every = [point for part in (*calm, *disturbed) for point in part]
     height_px = 320.0 if width_px > NARROW_PX else 260.0
-    x = Axis(0, max(step for step, _ in every), _LEFT_PX, width_px - _RIGHT_PX)
-    y = _around([loss for _, loss in every], height_px - _BOTTOM_PX, _TOP_PX)
+    x = Scale(0, max(step for step, _ in every), _LEFT_PX, width_px - _RIGHT_PX)
+    y = around([loss for _, loss in every], height_px - _BOTTOM_PX, _TOP_PX)
     parts = [*_frame(x, y, width_px, height_px, "steps finished", "loss"), *_marks(x, marks, height_px)]
     parts += [path(_at(part, x, y), "calm") for part in calm if part]
     parts += [path(_at(part, x, y), "disturbed") for part in disturbed if part]
@@ -44,8 +44,8 @@ def progress_picture(width_px: float, curves: Sequence[Curve], label: str) -> st
     """Steps over seconds: flat where nothing was trained, down where steps are trained again."""
     height_px = 340.0 if width_px > NARROW_PX else 280.0
     every = [point for curve in curves for part in curve.parts for point in part]
-    x = Axis(0, max(at for at, _ in every), _LEFT_PX, width_px - _RIGHT_PX)
-    y = Axis(0, max(step for _, step in every), height_px - _BOTTOM_PX, _TOP_PX)
+    x = Scale(0, max(at for at, _ in every), _LEFT_PX, width_px - _RIGHT_PX)
+    y = Scale(0, max(step for _, step in every), height_px - _BOTTOM_PX, _TOP_PX)
     parts = _frame(x, y, width_px, height_px, "seconds", "steps finished")
     for curve in curves:
         parts.append(path(_at(_joined(curve.parts), x, y), f"way {curve.css}"))
@@ -56,7 +56,7 @@ def stall_picture(width_px: float, rows: Sequence[tuple[str, list[float]]], step
     """A dot a boundary, in milliseconds, beside what a step takes."""
     height_px = _TOP_PX + _BOTTOM_PX + 46.0 * len(rows)
     high_ms = max([step_s, *(value for _, values in rows for value in values)]) * 1e3
-    x = Axis(0, high_ms * 1.05, 16.0, width_px - _RIGHT_PX)
+    x = Scale(0, high_ms * 1.05, 16.0, width_px - _RIGHT_PX)
     bottom_px = height_px - _BOTTOM_PX
     parts = [*_x_axis(x, width_px, bottom_px, "milliseconds")]
     parts += [line(x(step_s * 1e3), _TOP_PX - 6, x(step_s * 1e3), bottom_px, "mark")]
@@ -65,7 +65,9 @@ def stall_picture(width_px: float, rows: Sequence[tuple[str, list[float]]], step
         top_px = _TOP_PX + 46.0 * number
         parts.append(text(16, top_px + 14, title, "note"))
         # Up and down in turn, so that equal ones are seen to be several.
-        parts += [dot(x(value * 1e3), top_px + 24 + 4 * (index % 4), 3, "stall") for index, value in enumerate(values)]
+        parts += [
+            circle(x(value * 1e3), top_px + 24 + 4 * (index % 4), 3, "stall") for index, value in enumerate(values)
+        ]
     return _picture(width_px, height_px, label, parts)
 
 
@@ -73,10 +75,10 @@ def stall_picture(width_px: float, rows: Sequence[tuple[str, list[float]]], step
 
 
 def _picture(width_px: float, height_px: float, label: str, parts: Sequence[str]) -> str:
-    return picture(width_px, height_px, label, "wide" if width_px > NARROW_PX else "narrow", parts)
+    return picture(width_px, height_px, label, parts, "wide" if width_px > NARROW_PX else "narrow")
 
 
-def _at(points: Points, x: Axis, y: Axis) -> Points:
+def _at(points: Points, x: Scale, y: Scale) -> Points:
     return [(x(across), y(up)) for across, up in points]
 
 
@@ -90,13 +92,7 @@ def _joined(parts: list[Points]) -> Points:
     return points
 
 
-def _around(values: Sequence[float], start_px: float, end_px: float) -> Axis:
-    low, high = min(values), max(values)
-    room = (high - low or abs(high) or 1.0) * 0.05
-    return Axis(low - room, high + room, start_px, end_px)
-
-
-def _frame(x: Axis, y: Axis, width_px: float, height_px: float, across: str, up: str) -> list[str]:
+def _frame(x: Scale, y: Scale, width_px: float, height_px: float, across: str, up: str) -> list[str]:
     parts = _x_axis(x, width_px, height_px - _BOTTOM_PX, across)
     for value in y.ticks(5):
         parts.append(line(_LEFT_PX, y(value), width_px - _RIGHT_PX, y(value), "grid"))
@@ -104,14 +100,14 @@ def _frame(x: Axis, y: Axis, width_px: float, height_px: float, across: str, up:
     return [*parts, text(4, 12, up, "tick")]
 
 
-def _x_axis(x: Axis, width_px: float, bottom_px: float, across: str) -> list[str]:
+def _x_axis(x: Scale, width_px: float, bottom_px: float, across: str) -> list[str]:
     parts = [line(x.start_px, bottom_px, x.end_px, bottom_px, "base")]
     for value in x.ticks(10 if width_px > NARROW_PX else 5):
         parts.append(text(x(value), bottom_px + 16, f"{value:g}", "tick", "middle"))
     return [*parts, text(x.end_px, bottom_px + 33, across, "tick", "end")]
 
 
-def _marks(x: Axis, marks: Marks, height_px: float) -> list[str]:
+def _marks(x: Scale, marks: Marks, height_px: float) -> list[str]:
     parts = []
     for at, label in marks:
         parts.append(line(x(at), _TOP_PX - 8, x(at), height_px - _BOTTOM_PX, "mark"))

@@ -9,7 +9,8 @@ import numpy as np
 from surefoot.money.hazards import Floats
 from surefoot.money.planner import Plan, Point
 from surefoot.money.results import SchemeResult
-from surefoot.money.svg import (
+from surefoot.money.units import HOUR_S, show_share, show_usd
+from surefoot.pages.svg import (
     LogScale,
     Scale,
     around,
@@ -22,7 +23,6 @@ from surefoot.money.svg import (
     spread_labels,
     text,
 )
-from surefoot.money.units import HOUR_S, show_share, show_usd
 
 WIDTH = 920.0
 LEFT = 190.0

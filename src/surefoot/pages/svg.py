@@ -84,9 +84,9 @@ def path(points: Sequence[tuple[float, float]], css: str, *, closed: bool = Fals
     return f'<path d="M{steps}{"Z" if closed else ""}" class="{css}">{_title(title)}</path>'
 
 
-def picture(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+def picture(width: float, height: float, label: str, parts: Sequence[str], css: str = "") -> str:
     """A figure that scales with its column and says what it shows."""
-    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label, quote=True)}">'
+    head = f'<svg viewBox="0 0 {width:g} {height:g}" class="{css}" role="img" aria-label="{escape(label)}">'
     return head + "".join(parts) + "</svg>"
 
 
@@ -105,7 +105,7 @@ def spread_labels(wanted: Sequence[float], least_gap: float, low: float, high: f
 
 def _round_step(rough: float) -> float:
     power = 10.0 ** floor(log10(rough)) if rough > 0 else 1.0
-    return next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough - 1e-12)
+    return next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
 
 
 def _title(words: str) -> str:

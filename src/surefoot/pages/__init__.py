@@ -1,0 +1,1 @@
+"""Drawing for HTML pages: what a page shows is given."""
