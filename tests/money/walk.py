@@ -202,7 +202,7 @@ def _lose(state: _State, eviction: Eviction, announced: float) -> _Cold:
         lag = 0.0 if eviction.chance < by_notice else state.timing.hot_lag_s
         images.append(_image(_newest_image_s(state, lag), "ram"))
     chosen = ranking(images, _CHAIN)[0]
-    redo = state.position - chosen.at.step / _TICKS_PER_S
+    redo = state.position - chosen.at.boundary / _TICKS_PER_S
     finished_before = floor(state.position / state.job.step_s + 1e-9)
     state.lost_steps += max(0, finished_before - floor((state.position - redo) / state.job.step_s + 1e-3))
     state.lost_work += redo

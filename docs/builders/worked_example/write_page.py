@@ -44,7 +44,7 @@ def _intro(plan: Plan) -> str:
 Written by `python docs/builders/worked_example/write_page.py` from the plan of `surefoot plan --example brief` (seed
 {plan.request.seed}, {plan.request.runs} simulated runs of each scheme); do not edit by hand. "The brief" is the pair of
 articles that this project set out from; its premises are inputs here, its conclusions are computed again. How the
-figures are made: [money.md](money.md). A forecast, not a bill, and nothing here was measured on a GPU.
+figures are made: [money.md](../guides/money.md). A forecast, not a bill, and nothing here was measured on a GPU.
 """
 
 
