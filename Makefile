@@ -23,9 +23,10 @@ lint: install
 	$(BIN)/ruff format --check src tests examples benchmarks docs/builders/worked_example
 	$(BIN)/mypy src/surefoot benchmarks
 
-# Tests that start no trainers and wait for nothing.
+# Tests that start no trainers and wait for nothing, but for the planner's long ones.
 PURE := tests/core tests/data tests/money tests/simulation tests/docs/test_held.py \
-	tests/test_board.py tests/test_home.py tests/test_imports.py tests/test_segment.py tests/test_wire.py
+	tests/test_board.py tests/test_home.py tests/test_imports.py tests/test_segment.py tests/test_wire.py \
+	$(addprefix --ignore=tests/money/test_,engines.py calibration.py planner.py page.py money_cli.py mix.py)
 # A file at a time and worker, in the order that tests/conftest.py gives: long ones first. Where real processes run, a
 # worker waits for almost half of its time: three keep two cores busy.
 WORKERS ?= 3
